@@ -187,6 +187,8 @@ static Status refuse_ignored(const TrainRun *run, Error *error) {
         {"any-order", "--device cuda", device_takes_gpu(run->values.train.device)},
         {"streams", "--device cuda", device_takes_gpu(run->values.train.device)},
         {"offload-share", "--offload", *run->values.offload.what != 0},
+        {"offload-update", "--offload optimizer on a GPU",
+         offload_has(&run->offload, OFFLOAD_OPTIMIZER) && device_takes_gpu(run->values.train.device)},
         {"offload-bucket-mb", "--offload optimizer", offload_has(&run->offload, OFFLOAD_OPTIMIZER)},
         {"ranks-per-host", "--print-mesh", run->values.call.print_mesh},
         {"tp-style", "--tp 2 or more", run->values.parallel.size[AXIS_TP] > 1},

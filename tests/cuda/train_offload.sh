@@ -1,6 +1,7 @@
 #!/bin/bash
 # On a GPU, --offload leaves the files of a run as they are, byte for byte: optimizer state in pinned memory and in a file,
-# updated by the CPU's kernels; activations; in f32, mixed and pure 16 bits; clipping that waits, and that does not.
+# updated by the GPU's kernels and the CPU's, in the backward where nothing is clipped; activations; in f32, mixed and pure 16
+# bits; clipping that waits, and that does not.
 #
 #   PGPT=... SOURCE_ROOT=$PWD tests/support/in-fresh-folder bash "$PWD/tests/cuda/train_offload.sh"
 # shellcheck source=/dev/null
@@ -14,12 +15,12 @@ if ! "$PGPT" train "${TINY[@]}" --device cuda --steps 1 --out first >out 2>err <
 fi
 
 for words in "--dtype f32" "--dtype bf16" "--dtype f16" "--dtype pure-bf16" "--dtype bf16 --micro-batch 2 --clip-style check --clip 0.3" \
-    "--dtype bf16 --recompute 1" "--dtype bf16 --streams 1"; do
+    "--dtype bf16 --recompute 1" "--dtype bf16 --streams 1" "--dtype bf16 --clip 0" "--dtype bf16 --clip 0 --micro-batch 2"; do
     rm -rf plain
     # shellcheck disable=SC2086
     pgpt train "${options[@]}" --out plain $words
     for offload in optimizer optimizer:file=. activations optimizer,activations gradients gradients,optimizer weights weights,gradients,optimizer,activations \
-        "optimizer --offload-share 0.4"; do
+        "optimizer --offload-share 0.4" "optimizer --offload-update host"; do
         rm -rf away
         # shellcheck disable=SC2086
         pgpt train "${options[@]}" --out away $words --offload $offload --offload-bucket-mb 0.05

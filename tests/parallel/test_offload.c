@@ -14,7 +14,7 @@
 
 #include "train_small.h"
 
-enum { MANY = 4096 };
+enum { MANY = 16384 };
 
 /* ---- a device that is far */
 
@@ -170,14 +170,15 @@ static void a_far_device_has_the_same_bits(void **state) {
     Error error = {0};
     FarDevice *device = malloc(sizeof *device);
     assert_non_null(device);
-    for (int i = 0; i < N_PRECISIONS_HERE * 4; i++) {
+    for (int i = 0; i < N_PRECISIONS_HERE * 10; i++) {
         *device = (FarDevice){.is_late = i & 1};
         assert_int_equal(backend_cpu_open(&device->cpu, 1, &error), STATUS_OK);
         Backend far = far_backend(device);
         static const OffloadTo activations[] = {OFFLOAD_HOST, OFFLOAD_NOWHERE, OFFLOAD_FILE};
         Offload offload =
-            offload_of(i & 2 ? OFFLOAD_FILE : OFFLOAD_HOST, activations[i % 3], i & 2 ? 0.2 : 0.0);
-        compare(&device->cpu, &far, i % N_SMALL_TRAININGS, precisions[i / 4], &offload,
+            offload_of(i & 2 ? OFFLOAD_FILE : OFFLOAD_HOST, activations[i % 3], i & 8 ? 0.2 : 0.0);
+        offload.host_updates = i % 7 < 2;
+        compare(&device->cpu, &far, i % N_SMALL_TRAININGS, precisions[i / 10], &offload,
                 i & 4 ? CLIP_CHECK : CLIP_WAIT);
         assert_true(device->n_copies > 10 * SMALL_STEPS); /* it was used */
         assert_int_equal(device->n_pinned, 0);            /* and given back */

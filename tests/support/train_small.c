@@ -13,7 +13,7 @@ enum { V = 50, B = 4, T = 16 };
 typedef struct {
     int64_t micro_batch, recompute, loss_chunk;
     double dropout;
-    bool is_llama_like;
+    bool is_llama_like, is_unclipped;
 } Training;
 
 static const Training trainings[N_SMALL_TRAININGS] = {
@@ -21,6 +21,7 @@ static const Training trainings[N_SMALL_TRAININGS] = {
     {.micro_batch = B / 2, .dropout = 0.2},
     {.micro_batch = B / 4, .recompute = 1, .loss_chunk = 8},
     {.micro_batch = B / 2, .is_llama_like = true, .recompute = 2},
+    {.micro_batch = B / 2, .is_unclipped = true},
 };
 
 static void fill(void *context, uint64_t first_sequence, int64_t n, int64_t n_positions, int32_t *tokens,
@@ -79,8 +80,10 @@ static void *train(const Backend *backend, int number, PrecisionKind precision, 
                           .position = is_llama_like ? POSITION_ROTARY : POSITION_LEARNED,
                           .rotary_theta = 1e4,
                           .dropout = training->dropout};
-    OptimizerOptions optimizer = {
-        .rate = 1e-2, .adamw = {0.9, 0.99, 1e-8}, .clip = 1.0, .clip_style = (int)clip};
+    OptimizerOptions optimizer = {.rate = 1e-2,
+                                  .adamw = {0.9, 0.99, 1e-8},
+                                  .clip = training->is_unclipped ? 0.0 : 1.0,
+                                  .clip_style = (int)clip};
     StepOptions options = {.batch = B,
                            .micro_batch = training->micro_batch,
                            .T = T,

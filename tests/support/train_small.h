@@ -8,7 +8,7 @@
 
 #include "train/step.h"
 
-enum { N_SMALL_TRAININGS = 4, SMALL_STEPS = 5 };
+enum { N_SMALL_TRAININGS = 5, SMALL_STEPS = 5 };
 
 /* The bytes of all weights after SMALL_STEPS steps, from malloc, each of which begins before the last has ended where the
  * backend can. Checks that the program has lanes where the backend has. */

@@ -149,6 +149,7 @@ static const OptionUse limited_options[] = {
     {"eager-update", FOR_STEP | FOR_OPS},
     {"offload", FOR_STEP},
     {"offload-share", FOR_STEP},
+    {"offload-update", FOR_STEP},
     {"offload-bucket-mb", FOR_STEP},
     {"batch", FOR_STEP | FOR_OPS | FOR_EXPERTS | FOR_ATTENTION},
     {"micro-batch", FOR_STEP | FOR_OPS},

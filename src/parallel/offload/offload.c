@@ -6,16 +6,22 @@
 
 static const char *const names[N_OFFLOADED] = {"optimizer", "gradients", "weights", "activations"};
 
+static const char *const updaters[] = {"device", "host", NULL};
+
 const OptionSpec offload_option_specs[] = {
     OPTION_STRING(
         "offload", OffloadOptions, what, "", "WHAT[:host|:file=DIR],...",
-        "keep part of the training state out of the device's memory: optimizer (moments and master weights; the "
-        "host updates them), gradients and weights (host only), activations (of blocks, between forward and backward); in the host's memory or in "
+        "keep part of the training state out of the device's memory: optimizer (moments and "
+        "master weights), gradients and weights (host only), activations (of blocks, between forward and backward); in the host's memory or in "
         "a file in a folder (default: host). The same bits, at the speed of the bus or the disk. auto (or "
         "auto:file=DIR): as little as fits",
         .flags = OPTION_MAY_BE_EMPTY),
     OPTION_FLOAT("offload-share", OffloadOptions, share, 0.0, 0.0, 1.0,
                  "part of what is offloaded that stays on the device all the same"),
+    OPTION_CHOICE(
+        "offload-update", OffloadOptions, updater, OFFLOAD_UPDATE_DEVICE, updaters,
+        "who updates optimizer state in the host's memory: the device, through which it streams, or the host's "
+        "cores, which get the gradients; the same bits"),
     OPTION_FLOAT("offload-bucket-mb", OffloadOptions, bucket_mb, 16.0, 0.0001, 4096.0,
                  "size of the pieces that optimizer state is moved and updated in, in MiB of f32"),
     OPTION_END,
@@ -63,7 +69,9 @@ static Status parse_one(const char *text, size_t length, Offload *offload, Error
 }
 
 Status offload_parse(const OffloadOptions *options, Offload *offload, Error *error) {
-    *offload = (Offload){.share = options->share, .bucket_bytes = (int64_t)(options->bucket_mb * 1048576.0)};
+    *offload = (Offload){.share = options->share,
+                         .bucket_bytes = (int64_t)(options->bucket_mb * 1048576.0),
+                         .host_updates = options->updater == OFFLOAD_UPDATE_HOST};
     for (const char *at = options->what ? options->what : ""; *at;) {
         size_t n = strcspn(at, ",");
         TRY(parse_one(at, n, offload, error));

@@ -31,13 +31,18 @@ typedef struct {
     char folder[OFFLOAD_FOLDER_BYTES]; /* of files; "": there are none */
     double share;                      /* of what is offloaded that stays, 0 .. 1 */
     int64_t bucket_bytes;              /* of f32, that are moved and updated at a time; 0: a default */
+    bool host_updates;                 /* a device leaves the update of what is away to the host's cores */
     OffloadTo automatic;               /* --offload auto: as little as fits, to there; NOWHERE: as it says */
 } Offload;
+
+/* Who updates state that is in the host's memory. */
+typedef enum { OFFLOAD_UPDATE_DEVICE, OFFLOAD_UPDATE_HOST } OffloadUpdater;
 
 /* As the user says it. */
 typedef struct {
     const char *what;
     double share, bucket_mb;
+    int updater; /* an OffloadUpdater */
 } OffloadOptions;
 
 extern const OptionSpec offload_option_specs[];
@@ -65,7 +70,8 @@ bool offload_is_on(const Offload *offload);
 const char *offload_text(const Offload *offload, char *text, size_t n_bytes);
 
 /* Of a graph with its update: optimizer state (PLACE_OPTIMIZER) gets homes elsewhere, and every update is
- * made of pieces of it, by the host's kernels. Pieces are brought two ahead and taken back behind. */
+ * made of pieces of it, which are brought ahead and taken back behind; by the device's kernels, or the
+ * host's. Where nothing scales the gradient, pieces are updated in the backward as their gradients come. */
 void offload_update(Graph *graph, const Offload *offload, const BackendTraits *traits);
 
 /* Of a graph with its backward: activations of blocks, but for the last, are taken out behind their last use

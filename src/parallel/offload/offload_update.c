@@ -7,9 +7,13 @@
  *     offload slot s to its home        nobody waits
  *     fetch the state of the turn after next
  *
- * A device with memory of its own sends the gradient the same way, and gets the new weights back, with a move
- * that only the device waits for. State that lies in the host's memory is updated where it is there. Updates
- * are made element by element, so that pieces have the bits of the whole.
+ * A device with memory of its own does the same: state in the host's memory streams through slots of its own,
+ * and its kernel updates them; nothing waits but the device. The part that the host's cores are to update is
+ * updated where it lies: the gradient is sent out, and the new weights come back with a move that only the
+ * device waits for. Updates are made element by element, so that pieces have the bits of the whole.
+ *
+ * Where nothing scales the gradient, a piece takes its turn in the backward of the last micro-batch, as soon as
+ * its gradient is there (offload_ready.h), and the moves hide behind the rest of the backward.
  *
  * Clipping that does not wait (optim/optimizer.h) keeps the state as it was in copies: these get homes of the
  * same kind. */
@@ -19,12 +23,15 @@
 #include "ops/move.h"
 #include "ops/ops.h"
 #include "ops/update/update.h"
+#include "parallel/offload/offload_ready.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 enum {
     SLOTS = 3,         /* one comes, one is updated, one goes */
-    AHEAD = SLOTS - 1, /* turns that a piece is asked for ahead */
+    STREAM_SLOTS = 12, /* on a device: it is ahead by what it computes between two turns */
+    STREAM_PARTS = 16, /* but no more than this part of all pieces */
     MOST_ARRAYS = 8,
     COPY_SLOTS = NODE_MAX_INPUTS + NODE_MAX_OUTPUTS, /* behind the slots of an update's tensors */
     GRAIN = 64,                                      /* elements: pieces begin at multiples of this */
@@ -42,8 +49,11 @@ typedef struct {
 typedef struct {
     const Node *node;
     int64_t first, n;
-    bool stays;                                                /* with its state on the device */
-    bool is_last;                                              /* of its node */
+    int number;   /* in the order of the elements */
+    int ready;    /* behind which node it is made; -1: the update's place */
+    bool stays;   /* with its state on the device */
+    bool streams; /* its state goes through slots of the device */
+    bool was_run;
     Tensor *input[NODE_MAX_INPUTS], *output[NODE_MAX_OUTPUTS]; /* where the kernel finds them */
     const Node *came[NODE_MAX_INPUTS + NODE_MAX_OUTPUTS];      /* moves to be waited for */
     int n_came;
@@ -64,8 +74,11 @@ typedef struct {
     Array array[MOST_ARRAYS];
     int n_arrays;
     Turns turns[N_SECTIONS];
-    Tensor
-        *slot[SLOTS][COPY_SLOTS + MOST_ARRAYS]; /* by the tensor's place in the node; of copies, the array */
+    Tensor *slot[STREAM_SLOTS]
+                [COPY_SLOTS + MOST_ARRAYS]; /* by the tensor's place in the node; of copies, the array */
+    int n_slots;
+    bool hides;   /* a turn is taken in the backward */
+    bool streams; /* slots are the device's */
     int64_t slot_elements;
     Tensor *small[NODE_MAX_INPUTS]; /* copies on the host of inputs that are the same for all turns */
 } Pass;
@@ -185,10 +198,25 @@ static int64_t piece_elements(const Pass *pass, const Node *node) {
     return n > GRAIN ? n : GRAIN;
 }
 
-static void add_turn(Pass *pass, Turns *turns, const Node *node, int64_t first, int64_t n, bool stays) {
-    turns->turn[turns->n++] = (Turn){
-        .node = node, .first = first, .n = n, .stays = stays, .is_last = first + n == update_count(node)};
+/* Does a piece that is away go through the device? Not where the host keeps what the device would need. */
+static bool can_stream(const Pass *pass, const Node *node) {
+    bool is_here = node->input[0]->place != PLACE_HOST;
+    for (int k = 0; k < node->n_outputs; k++)
+        is_here = is_here && (!node->output[k] || tensor_root(node->output[k])->place != PLACE_HOST);
+    return pass->has_own_memory && is_here && pass->offload->to[OFFLOAD_OPTIMIZER] == OFFLOAD_HOST &&
+           !pass->offload->host_updates;
+}
+
+static void add_turn(Pass *pass, Turns *turns, int number, int64_t first, int64_t n, bool stays) {
+    const Node *node = pass->graph->node[number];
+    Turn turn = {.node = node, .first = first, .n = n, .number = turns->n, .ready = -1, .stays = stays};
+    turn.streams = !stays && can_stream(pass, node);
+    if (!stays && (turn.streams || !pass->has_own_memory))
+        turn.ready = offload_ready(pass->graph, pass->graph->n_nodes, number, first, n);
+    pass->streams |= turn.streams;
     if (!stays && n > pass->slot_elements) pass->slot_elements = n;
+    pass->hides |= turn.ready >= 0;
+    turns->turn[turns->n++] = turn;
     for (int k = 0; k < node->n_outputs; k++) {
         Tensor *output = node->output[k];
         if (is_state(output))
@@ -197,14 +225,15 @@ static void add_turn(Pass *pass, Turns *turns, const Node *node, int64_t first, 
     }
 }
 
-static void cut_update(Pass *pass, Turns *turns, const Node *node) {
+static void cut_update(Pass *pass, Turns *turns, int number) {
+    const Node *node = pass->graph->node[number];
     int64_t count = update_count(node), piece = piece_elements(pass, node);
     int64_t n_stay = (int64_t)((double)count * pass->offload->share) / GRAIN * GRAIN;
     if (node->op->update != UPDATE_OF_ELEMENTS) n_stay = pass->offload->share >= 1.0 ? count : 0;
     if (pass->offload->share >= 1.0) n_stay = count;
-    if (n_stay) add_turn(pass, turns, node, 0, n_stay, true);
+    if (n_stay) add_turn(pass, turns, number, 0, n_stay, true);
     for (int64_t first = n_stay; first < count; first += piece)
-        add_turn(pass, turns, node, first, count - first < piece ? count - first : piece, false);
+        add_turn(pass, turns, number, first, count - first < piece ? count - first : piece, false);
 }
 
 static int count_turns(const Pass *pass, Section section) {
@@ -217,23 +246,31 @@ static int count_turns(const Pass *pass, Section section) {
     return n;
 }
 
+/* Those of the backward first, as it comes by; the others as they were. */
+static int by_time(const void *a, const void *b) {
+    const Turn *x = a, *y = b;
+    if ((x->ready < 0) != (y->ready < 0)) return x->ready < 0 ? 1 : -1;
+    return x->ready != y->ready ? (x->ready < y->ready ? -1 : 1) : x->number - y->number;
+}
+
 static void find_turns(Pass *pass, Section section) {
     const Graph *graph = pass->graph;
     Turns *turns = &pass->turns[section];
     turns->turn = ARENA_ARRAY(&pass->graph->arena, Turn, count_turns(pass, section) + 1);
     for (int i = 0; i < graph->n_nodes; i++)
-        if (graph->node[i]->section == section && is_offloaded(graph->node[i]))
-            cut_update(pass, turns, graph->node[i]);
+        if (graph->node[i]->section == section && is_offloaded(graph->node[i])) cut_update(pass, turns, i);
+    qsort(turns->turn, (size_t)turns->n, sizeof *turns->turn, by_time);
 }
 
 /* ---- a turn's nodes */
 
 /* A slot for tensor `at` of an update: its inputs, then its outputs. */
 static Tensor *slot_for(Pass *pass, int turn, int at, const Tensor *tensor, int64_t n) {
-    Tensor **slot = &pass->slot[turn % SLOTS][at];
+    Tensor **slot = &pass->slot[turn % pass->n_slots][at];
+    Place place = pass->streams ? PLACE_STATE : PLACE_HOST;
     if (!*slot)
-        *slot = graph_tensor(pass->graph, PLACE_HOST, tensor->dtype, SHAPE(pass->slot_elements),
-                             "%s (slot %d)", tensor->name, turn % SLOTS);
+        *slot = graph_tensor(pass->graph, place, tensor->dtype, SHAPE(pass->slot_elements), "%s (slot %d)",
+                             tensor->name, turn % pass->n_slots);
     return graph_view(pass->graph, *slot, SHAPE(n), 0, (*slot)->name);
 }
 
@@ -248,9 +285,14 @@ static Tensor *home_of(const Pass *pass, const Turn *turn, const Tensor *output)
     return find_home(array, (size_t)(tensor_root_element(output) + turn->first) * size);
 }
 
+/* Is the piece made by the host beside a device? */
+static bool is_away(const Pass *pass, const Turn *turn) {
+    return pass->has_own_memory && !turn->stays && !turn->streams;
+}
+
 /* Is the state of this turn updated where it lies? */
-static bool is_in_reach(const Pass *pass, const Tensor *home) {
-    return home->place == PLACE_OPTIMIZER || (pass->has_own_memory && home->place == PLACE_HOST);
+static bool is_in_reach(const Pass *pass, const Turn *turn, const Tensor *home) {
+    return home->place == PLACE_OPTIMIZER || (is_away(pass, turn) && home->place == PLACE_HOST);
 }
 
 static Tensor *bring(Pass *pass, int number, Turn *turn, int at, Tensor *from, bool is_out) {
@@ -264,15 +306,15 @@ static Tensor *bring(Pass *pass, int number, Turn *turn, int at, Tensor *from, b
 static void begin_turn(Pass *pass, const Turns *turns, int number) {
     Turn *turn = &turns->turn[number];
     const Node *node = turn->node;
-    bool is_away = pass->has_own_memory && !turn->stays;
+    bool goes = is_away(pass, turn);
     for (int k = 0; k < node->n_inputs; k++) {
         Tensor *input = node->input[k];
         if (!input) continue;
         bool is_flat = k == 0; /* the gradient; others are numbers for all elements */
         turn->input[k] = is_flat ? part_of(pass, turn, input) : input;
-        if (is_away && is_flat && input->place != PLACE_HOST)
+        if (goes && is_flat && input->place != PLACE_HOST)
             turn->input[k] = bring(pass, number, turn, k, turn->input[k], true);
-        else if (is_away && !is_flat) turn->input[k] = pass->small[k];
+        else if (goes && !is_flat) turn->input[k] = pass->small[k];
     }
     for (int k = 0; k < node->n_outputs; k++) {
         Tensor *output = node->output[k];
@@ -280,7 +322,8 @@ static void begin_turn(Pass *pass, const Turns *turns, int number) {
         if (!output) continue;
         if (is_state(output)) {
             Tensor *home = home_of(pass, turn, output);
-            turn->output[k] = is_in_reach(pass, home) ? home : bring(pass, number, turn, at, home, false);
+            turn->output[k] =
+                is_in_reach(pass, turn, home) ? home : bring(pass, number, turn, at, home, false);
             continue;
         }
         Tensor *part = part_of(pass, turn, output);
@@ -288,7 +331,7 @@ static void begin_turn(Pass *pass, const Turns *turns, int number) {
          * came. */
         bool is_written = k == node->n_outputs - 1 && !(node->n_inputs > 2 && node->input[2]);
         /* Weights that are offloaded too are written where they lie. */
-        if (!is_away || part->place == PLACE_HOST) turn->output[k] = part;
+        if (!goes || part->place == PLACE_HOST) turn->output[k] = part;
         else
             turn->output[k] = is_written ? slot_for(pass, number, at, part, turn->n)
                                          : bring(pass, number, turn, at, part, true);
@@ -318,8 +361,8 @@ static const void *attributes_of(Pass *pass, const Turn *turn) {
 
 /* Slots that an earlier turn sends to the device from are free again. */
 static void free_slots(Pass *pass, const Turns *turns, int number) {
-    if (number < SLOTS) return;
-    const Turn *before = &turns->turn[number - SLOTS];
+    if (number < pass->n_slots) return;
+    const Turn *before = &turns->turn[number - pass->n_slots];
     for (int i = 0; i < before->n_up; i++) op_move_wait(pass->graph, before->up[i], true);
 }
 
@@ -332,38 +375,42 @@ static void take_back(Pass *pass, Turn *turn) {
         if (is_state(output)) {
             Tensor *home = home_of(pass, turn, output);
             if (home != turn->output[k]) op_offload(pass->graph, turn->output[k], home);
-        } else if (pass->has_own_memory && !turn->stays && output->place != PLACE_HOST) {
+        } else if (is_away(pass, turn) && output->place != PLACE_HOST) {
             turn->up[turn->n_up++] = op_fetch(pass->graph, turn->output[k], part_of(pass, turn, output));
         }
     }
 }
 
 /* The device goes on with the new weights of the whole node. */
-static void join_device(Pass *pass, const Turns *turns, int number) {
+static void join_device(Pass *pass, const Turns *turns, const Node *node) {
     const Turn *turn = turns->turn;
-    for (int i = number; i >= 0 && turn[i].node == turn[number].node; i--)
-        for (int k = 0; k < turn[i].n_up; k++) op_move_wait(pass->graph, turn[i].up[k], false);
+    for (int i = turns->n - 1; i >= 0; i--)
+        for (int k = 0; turn[i].node == node && k < turn[i].n_up; k++)
+            op_move_wait(pass->graph, turn[i].up[k], false);
 }
 
 static void run_turn(Pass *pass, const Turns *turns, int number) {
     Graph *graph = pass->graph;
     Turn *turn = &turns->turn[number];
     const Node *node = turn->node;
-    for (int i = 0; i < turn->n_came; i++) op_move_wait(graph, turn->came[i], true);
+    for (int i = 0; i < turn->n_came; i++) op_move_wait(graph, turn->came[i], !turn->streams);
     free_slots(pass, turns, number);
     Node *update = graph_record(graph, node->op, attributes_of(pass, turn), node->attributes_bytes,
                                 node->n_inputs, turn->input, node->n_outputs, turn->output);
-    update->is_on_host = pass->has_own_memory && !turn->stays;
+    update->is_on_host = is_away(pass, turn);
     update->phase = node->phase;
     take_back(pass, turn);
-    if (number + AHEAD < turns->n) begin_turn(pass, turns, number + AHEAD);
-    if (turn->is_last) join_device(pass, turns, number);
+    int ahead = number + pass->n_slots - 1;
+    if (ahead < turns->n) begin_turn(pass, turns, ahead);
+    turn->was_run = true;
 }
 
-/* Numbers that all turns of a section read: learning rate, factor of the gradient. */
-static void bring_small(Pass *pass, const Node *node) {
+/* Numbers that all turns of a section read where the host takes some: learning rate, factor of the gradient. */
+static void bring_small(Pass *pass, const Turns *turns, const Node *node) {
     const Node *start[NODE_MAX_INPUTS] = {NULL};
-    for (int k = 0; k < node->n_inputs && pass->has_own_memory; k++) {
+    bool is_needed = false;
+    for (int i = 0; i < turns->n; i++) is_needed |= is_away(pass, &turns->turn[i]);
+    for (int k = 0; k < node->n_inputs && is_needed; k++) {
         Tensor *input = node->input[k];
         if (!input || k == 0) continue;
         pass->small[k] =
@@ -374,22 +421,36 @@ static void bring_small(Pass *pass, const Node *node) {
         if (start[k]) op_move_wait(pass->graph, start[k], true);
 }
 
+static void begin_turns(Pass *pass, const Turns *turns) {
+    for (int i = 0; i < pass->n_slots - 1 && i < turns->n; i++) begin_turn(pass, turns, i);
+}
+
+/* In the place of an update. */
 static void run_turns(Pass *pass, const Node *node) {
     const Turns *turns = &pass->turns[node->section];
     int first = 0;
-    while (first < turns->n && turns->turn[first].node != node) first++;
+    while (first < turns->n && (turns->turn[first].node != node || turns->turn[first].was_run)) first++;
     if (first == 0) {
-        bring_small(pass, node);
-        for (int i = 0; i < AHEAD && i < turns->n; i++) begin_turn(pass, turns, i);
+        bring_small(pass, turns, node);
+        begin_turns(pass, turns);
     }
     for (int i = first; i < turns->n && turns->turn[i].node == node; i++) run_turn(pass, turns, i);
+    join_device(pass, turns, node);
+}
+
+/* Behind node `number` of the backward. */
+static void run_ready(Pass *pass, int number) {
+    const Turns *turns = &pass->turns[SECTION_UPDATE];
+    for (int i = 0; i < turns->n; i++)
+        if (turns->turn[i].ready == number) run_turn(pass, turns, i);
 }
 
 /* ---- copies of the state */
 
 static void copy_piece(Pass *pass, int number, int array, Tensor *from, Tensor *to) {
     Graph *graph = pass->graph;
-    if (!place_is_file(from->place) && (pass->has_own_memory || !place_is_beside(from->place))) {
+    bool is_in_reach_of_host = pass->has_own_memory && !pass->streams; /* else moves may be under way */
+    if (!place_is_beside(from->place) || (!place_is_file(from->place) && is_in_reach_of_host)) {
         op_copy_into(graph, from, to, WRITE_FRESH);
         graph->node[graph->n_nodes - 1]->is_on_host = from->place == PLACE_HOST;
         return;
@@ -413,20 +474,39 @@ static bool is_copy_of_array(const Pass *pass, const Node *node) {
 
 /* ---- the pass */
 
-/* All nodes anew, with turns in the place of updates. */
+/* Nodes from `first` on are of the last micro-batch: before it the gradient is not whole. */
+static void mark_last_only(const Graph *graph, int first) {
+    for (int i = first; i < graph->n_nodes; i++) graph->node[i]->is_last_only = true;
+}
+
+/* All nodes anew, with turns in the place of updates, or as early as they may be. */
 static void make_nodes(Pass *pass) {
     Graph *graph = pass->graph;
     int n_nodes = graph->n_nodes;
     Node *const *nodes = arena_copy(&graph->arena, graph->node, (size_t)n_nodes * sizeof *nodes);
+    bool has_begun = false;
     graph->n_nodes = 0;
     for (int i = 0; i < n_nodes; i++) {
         Node *node = nodes[i];
         graph->section = node->section;
         graph->chunk = node->chunk;
         graph->block = node->block;
-        if (is_offloaded(node)) run_turns(pass, node);
-        else if (is_copy_of_array(pass, node)) copy_pieces(pass, node);
-        else graph_append(graph, node);
+        if (is_offloaded(node)) {
+            run_turns(pass, node);
+            continue;
+        }
+        if (is_copy_of_array(pass, node)) {
+            copy_pieces(pass, node);
+            continue;
+        }
+        int n_before = graph->n_nodes;
+        if (pass->hides && node->section == SECTION_BACKWARD && !has_begun)
+            begin_turns(pass, &pass->turns[SECTION_UPDATE]), has_begun = true;
+        mark_last_only(graph, n_before);
+        graph_append(graph, node);
+        n_before = graph->n_nodes;
+        if (pass->hides) run_ready(pass, i);
+        mark_last_only(graph, n_before);
     }
 }
 
@@ -464,9 +544,18 @@ static void give_homes(Pass *pass) {
     }
 }
 
+/* A few of the pieces: a small model is not to have all of its state in slots. */
+static int slots_for(int n_turns) {
+    int n = n_turns / STREAM_PARTS;
+    return n < SLOTS ? SLOTS : n > STREAM_SLOTS ? STREAM_SLOTS : n;
+}
+
 void offload_update(Graph *graph, const Offload *offload, const BackendTraits *traits) {
     if (!offload_has(offload, OFFLOAD_OPTIMIZER) || graph->error.status != STATUS_OK) return;
-    Pass pass = {.graph = graph, .offload = offload, .has_own_memory = traits_has_own_memory(traits)};
+    Pass pass = {.graph = graph,
+                 .offload = offload,
+                 .n_slots = SLOTS,
+                 .has_own_memory = traits_has_own_memory(traits)};
     Section section_before = graph->section;
     int chunk_before = graph->chunk, block_before = graph->block;
     find_arrays(&pass);
@@ -475,6 +564,7 @@ void offload_update(Graph *graph, const Offload *offload, const BackendTraits *t
         return;
     if (!check_updates(&pass)) return;
     for (int section = 0; section < N_SECTIONS; section++) find_turns(&pass, (Section)section);
+    if (pass.streams) pass.n_slots = slots_for(pass.turns[SECTION_UPDATE].n);
     for (int i = 0; i < pass.n_arrays; i++) fill_gaps(&pass, i);
     make_nodes(&pass);
     check_rest(&pass);
