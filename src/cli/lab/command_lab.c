@@ -27,6 +27,7 @@ static const Study studies[] = {
     {"flops", &lab_flops_command, lab_flops},
     {"attention", &lab_attention_command, lab_attention},
     {"experts", &lab_experts_command, lab_experts},
+    {"traffic", &lab_traffic_command, lab_traffic},
     {NULL, NULL, NULL},
 };
 enum { N_STUDIES = sizeof studies / sizeof studies[0] - 1 };

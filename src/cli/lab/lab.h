@@ -40,7 +40,7 @@
 
 extern const OptionCommand lab_attention_command, lab_collectives_command, lab_experts_command,
     lab_flops_command, lab_linear_command, lab_network_command, lab_pipeline_command, lab_scaling_command,
-    lab_staleness_command, lab_table_command, lab_timeline_command;
+    lab_staleness_command, lab_table_command, lab_timeline_command, lab_traffic_command;
 
 Status lab_attention(Launch *launch, int n_words, char *const *words, Error *error);
 Status lab_collectives(Launch *launch, int n_words, char *const *words, Error *error);
@@ -53,6 +53,7 @@ Status lab_scaling(Launch *launch, int n_words, char *const *words, Error *error
 Status lab_staleness(Launch *launch, int n_words, char *const *words, Error *error);
 Status lab_table(Launch *launch, int n_words, char *const *words, Error *error);
 Status lab_timeline(Launch *launch, int n_words, char *const *words, Error *error);
+Status lab_traffic(Launch *launch, int n_words, char *const *words, Error *error);
 
 /* ---- What every study has (lab_common.c) */
 

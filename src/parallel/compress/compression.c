@@ -9,6 +9,13 @@
 
 static const char *const names[N_COMPRESS_KINDS] = {"none", "1bit-adam", "0/1-adam", "topk", "int8", "f16"};
 
+/* Of those whose name alone is not enough. */
+static const char *const examples[N_COMPRESS_KINDS] = {[COMPRESS_TOPK] = "topk:0.1"};
+
+const char *compression_example(CompressKind kind) {
+    return examples[kind] ? examples[kind] : names[kind];
+}
+
 /* "NAME:number". */
 static bool take_number(const char *text, const char *name, double *number) {
     size_t n = strlen(name);

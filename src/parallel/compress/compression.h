@@ -35,6 +35,9 @@ Status compression_parse(const char *text, Compression *compression, Error *erro
 
 const char *compression_name(const Compression *compression, char *text, size_t n_bytes); /* "topk:0.01" */
 
+/* A way of this kind as --compress takes it, for whoever tries them all: "topk:0.1". */
+const char *compression_example(CompressKind kind);
+
 /* Is it the momentum that is compressed, with a frozen variance? */
 static inline bool compression_is_adam(const Compression *compression) {
     return compression->kind == COMPRESS_ONEBIT_ADAM || compression->kind == COMPRESS_ZEROONE_ADAM;
