@@ -80,7 +80,7 @@ static void say_pipeline(const TrainRun *run) {
 static void say_offload(const TrainRun *run) {
     const MemoryPlan *plan = &run->trainer.step.program.plan;
     const DeviceMemory *memory = &run->trainer.memory;
-    char text[640], file[160] = "", host[96] = "", share[48] = "";
+    char text[640], way[64], file[160] = "", host[96] = "", share[48] = "";
     size_t n_file = plan_bytes_of(plan, MEMORY_FILE), n_host = 0;
     if (!*run->values.offload.what) return;
     if (!offload_is_on(&run->offload)) {
@@ -92,7 +92,7 @@ static void say_offload(const TrainRun *run) {
             n_host += plan_place_bytes(plan, (Place)place);
     if (n_file)
         snprintf(file, sizeof file, ", %s on disk (%s)", format_bytes(n_file).text,
-                 memory->mover ? mover_way(memory->mover) : "not opened");
+                 memory->mover ? mover_way(memory->mover, way, sizeof way) : "not opened");
     if (n_host) snprintf(host, sizeof host, ", %s of the host's memory", format_bytes(n_host).text);
     if (run->offload.share > 0.0)
         snprintf(share, sizeof share, ", %.0f %% of it stays", 100.0 * run->offload.share);

@@ -25,13 +25,14 @@ same_losses plain away
 [[ -z $(find disk -type f) ]] || fail "left behind: $(find disk -type f)"
 
 # In 16 bits with master weights, with micro-batches, another clipping and a part that stays.
-for words in "--dtype bf16" "--micro-batch 2 --offload-share 0.3" "--clip 0.5 --clip-style check" "--optimizer sgd --momentum 0.9"; do
+for words in "--dtype bf16 --offload-io threads" "--micro-batch 2 --offload-share 0.3" "--clip 0.5 --clip-style check" "--optimizer sgd --momentum 0.9"; do
     rm -rf one two
     plain=()
-    for word in $words; do [[ $word == --offload-share || $word == 0.3 ]] || plain+=("$word"); done
+    for word in $words; do [[ $word == --offload* || $word == 0.3 || $word == threads ]] || plain+=("$word"); done
     pgpt train "${options[@]}" --steps 6 --out one "${plain[@]}"
     # shellcheck disable=SC2086
     pgpt train "${options[@]}" --steps 6 --out two $words "${away[@]}"
+    [[ $words != *threads ]] || grep -q 'by 8 threads' err || fail "not by threads: $(cat err)"
     same_files one two 00000006
 done
 
