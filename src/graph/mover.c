@@ -9,6 +9,7 @@
 #include "graph/plan.h"
 
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -85,9 +86,18 @@ static bool is_done(const Mover *mover, uint64_t number) {
     return !number || number + RING <= mover->n_started || mover->ring[number % RING].is_done;
 }
 
+/* The first error stays. The state that was on its way is gone, and what is on disk under a name is not. */
+static void keep_error(Mover *mover, const Error *error) {
+    if (error->status == STATUS_OK || mover->error.status != STATUS_OK) return;
+    mover->error.status = error->status;
+    snprintf(mover->error.text, sizeof mover->error.text,
+             "%.*s; checkpoints are whole: go on by --resume, with another folder for --offload",
+             (int)sizeof mover->error.text - 100, error->text);
+}
+
 static void end_move(Mover *mover, Move *move, const Error *error) {
     size_t place = (size_t)(move - mover->ring);
-    if (error->status != STATUS_OK && mover->error.status == STATUS_OK) mover->error = *error;
+    keep_error(mover, error);
     move->is_done = true;
     for (int i = 0; i < RING; i++) mover->ring[i].before[place / 64] &= ~((uint64_t)1 << place % 64);
     pthread_cond_broadcast(&mover->changed);

@@ -2,7 +2,7 @@
 # --offload: state in a file leaves the files of a run as they are, byte for byte, over a resume and over SIGKILL at any
 # moment; nothing is left in the folder; what cannot be is refused before anything is made.
 #
-#   KILL_RUNS=20 ctest --preset release -R cli_train_offload -V      as many kills as you like; 3 where nothing is said
+#   KILL_RUNS=20 ctest --preset release -R cli_train_offload -V      three kills each; 1 where nothing is said, LONG=1: 7
 # shellcheck source=/dev/null
 . "$SOURCE_ROOT/tests/cli/lib"
 
@@ -46,7 +46,9 @@ pgpt train --resume on --offload ""
 same_files plain on 00000024
 
 # SIGKILL at random moments; the same words go on.
-for ((i = 0; i < ${KILL_RUNS:-3}; i++)); do
+kill_runs=1
+! is_long || kill_runs=7
+for ((i = 0; i < ${KILL_RUNS:-$kill_runs}; i++)); do
     rm -rf killed
     for ((k = 0; k < 3; k++)); do
         "$PGPT" train "${options[@]}" --out killed --resume auto "${away[@]}" >out 2>err </dev/null &
