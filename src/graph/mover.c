@@ -1,7 +1,8 @@
-/* A ring of moves. Whoever starts one looks for earlier ones, not yet done, that touch the same bytes: it begins
- * when the last of these is over, and as they were started earlier, nobody waits in a circle. Beyond that moves
- * keep no order: a file has as many of them in flight as have begun (base/file/file_queue.h), so that what is
- * read ahead and what is written behind keep the disk busy. Copies in memory are made by a thread a lane. */
+/* A ring of moves. Whoever starts one looks for earlier ones, not yet done, that touch the same bytes: it
+ * begins when the last of these is over, and as they were started earlier, nobody waits in a circle. Beyond
+ * that moves keep no order: a file has as many of them in flight as have begun (base/file/file_queue.h), so
+ * that what is read ahead and what is written behind keep the disk busy. Copies in memory are made by a
+ * thread a lane. */
 #include "graph/mover.h"
 
 #include "base/file/scratch_file.h"

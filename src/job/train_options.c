@@ -188,6 +188,7 @@ static Status refuse_ignored(const TrainRun *run, Error *error) {
         {"streams", "--device cuda", device_takes_gpu(run->values.train.device)},
         {"offload-share", "--offload", *run->values.offload.what != 0},
         {"offload-bucket-mb", "--offload optimizer", offload_has(&run->offload, OFFLOAD_OPTIMIZER)},
+        {"offload-io", "--offload ...:file=DIR", *run->offload.folder != 0},
         {"ranks-per-host", "--print-mesh", run->values.call.print_mesh},
         {"tp-style", "--tp 2 or more", run->values.parallel.size[AXIS_TP] > 1},
         {"tp-chunks", "--tp or --ep 2 or more",

@@ -96,3 +96,5 @@ refused "/weights or activations/" train "${options[@]}" --out x --offload momen
 refused "/twice/" train "${options[@]}" --out x --offload optimizer:file=disk,optimizer:file=disk
 refused "/keeps nothing/" train "${options[@]}" --out x --offload optimizer:file=disk --optimizer sgd --momentum 0
 refused "/--offload/" train "${options[@]}" --out x --offload-share 0.5
+refused "/file=DIR/" train "${options[@]}" --out x --offload-io threads
+refused "/auto, uring, threads/" train "${options[@]}" --out x --offload optimizer:file=disk --offload-io aio

@@ -1,5 +1,5 @@
-/* A few transfers of some MiB are kept in flight, as updates of offloaded state do, until the file has been gone
- * through or the time is over. It is written once before: what was never written takes longer, and is no
+/* A few transfers of some MiB are kept in flight, as updates of offloaded state do, until the file has been
+ * gone through or the time is over. It is written once before: what was never written takes longer, and is no
  * figure of the steps that follow. */
 #include "base/file/scratch_rate.h"
 

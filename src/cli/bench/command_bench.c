@@ -150,6 +150,7 @@ static const OptionUse limited_options[] = {
     {"offload", FOR_STEP},
     {"offload-share", FOR_STEP},
     {"offload-bucket-mb", FOR_STEP},
+    {"offload-io", FOR_STEP},
     {"batch", FOR_STEP | FOR_OPS | FOR_EXPERTS | FOR_ATTENTION},
     {"micro-batch", FOR_STEP | FOR_OPS},
     {"sequence", FOR_STEP | FOR_OPS | FOR_EXPERTS | FOR_ATTENTION},
