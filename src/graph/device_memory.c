@@ -10,7 +10,10 @@ void device_require(DeviceMemory *memory, const MemoryPlan *plan) {
         if (memory->bytes[place] < n_bytes) memory->bytes[place] = n_bytes;
         memory->kind[place] = plan->kind[place];
     }
-    if (plan->folder) memory->folder = plan->folder;
+    if (plan->folder) {
+        memory->folder = plan->folder;
+        memory->file_queue = plan->file_queue;
+    }
 }
 
 size_t device_bytes_of(const DeviceMemory *memory, MemoryKind kind) {
@@ -63,7 +66,8 @@ static Status take_place(DeviceMemory *memory, int place, Error *error) {
 }
 
 static Status open_mover(DeviceMemory *memory, Error *error) {
-    MoverOptions options = {.backend = memory->backend, .folder = memory->folder};
+    MoverOptions options = {
+        .backend = memory->backend, .folder = memory->folder, .queue = memory->file_queue};
     bool is_wanted = false;
     for (int place = 0; place < N_PLACES; place++) {
         is_wanted |= place_is_beside((Place)place) && memory->bytes[place];

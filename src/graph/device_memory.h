@@ -26,10 +26,11 @@ typedef struct {
     MemoryKind kind[N_PLACES]; /* where each is */
     void *base[N_PLACES];      /* of a file: an address that stands for its bytes, and cannot be read */
     bool is_borrowed[N_PLACES];
-    size_t allocated_bytes;  /* what the backend was really asked for */
-    uint64_t n_input_writes; /* by the host: inputs written ahead are still there if nothing came since */
-    const char *folder;      /* of what is kept in a file; NULL: nothing is */
-    Mover *mover;            /* between the kinds of memory; NULL: there is one */
+    size_t allocated_bytes;   /* what the backend was really asked for */
+    uint64_t n_input_writes;  /* by the host: inputs written ahead are still there if nothing came since */
+    const char *folder;       /* of what is kept in a file; NULL: nothing is */
+    FileQueueKind file_queue; /* and how it is read and written */
+    Mover *mover;             /* between the kinds of memory; NULL: there is one */
 } DeviceMemory;
 
 void device_require(DeviceMemory *memory, const MemoryPlan *plan);

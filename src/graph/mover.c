@@ -1,6 +1,8 @@
-/* A ring of moves and a thread a lane. Whoever starts a move looks for earlier ones, not yet done, that touch
- * the same bytes. Lanes keep their order, so of each lane the last such move is enough to wait for, and as it
- * was started earlier, nobody waits in a circle. */
+/* A ring of moves. Whoever starts one looks for earlier ones, not yet done, that touch the same bytes: it
+ * begins when the last of these is over, and as they were started earlier, nobody waits in a circle. Beyond
+ * that moves keep no order: a file has as many of them in flight as have begun (base/file/file_queue.h), so
+ * that what is read ahead and what is written behind keep the disk busy. Copies in memory are made by a
+ * thread a lane. */
 #include "graph/mover.h"
 
 #include "base/file/scratch_file.h"
@@ -8,26 +10,27 @@
 #include "graph/plan.h"
 
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { RING = 256, BOUNCE_BYTES = 1 << 20 };
+enum { RING = 256, RING_WORDS = RING / 64, BOUNCE_BYTES = 1 << 20 };
 
 typedef struct {
+    Mover *mover;
     MoveEnd from, to;
     size_t n_bytes;
     MoveLane lane;
-    uint64_t after[N_MOVE_LANES]; /* the last move of each lane that has to be done first; 0: none */
-    bool is_device;               /* the backend's; others are a thread's */
-    uint64_t copy;                /* its ticket */
-    bool is_done;
+    uint64_t before[RING_WORDS]; /* a bit for each place in the ring whose move has to be done first */
+    bool is_device;              /* the backend's; others are a file's, or a thread's */
+    uint64_t copy;               /* its ticket */
+    bool has_begun, is_done;
 } Move;
 
 typedef struct {
     Mover *mover;
-    MoveLane lane;
     pthread_t thread;
-    uint64_t queue[RING]; /* numbers of moves, in order */
+    Move *queue[RING]; /* copies that have begun */
     uint64_t n_queued, n_taken;
     bool is_open;
 } Lane;
@@ -41,7 +44,7 @@ struct Mover {
     Move ring[RING];
     uint64_t n_started; /* the last one's number */
     bool is_closing;
-    Error error; /* of a thread: the first one stays */
+    Error error; /* the first one stays */
     MoverCounts counts;
 };
 
@@ -62,48 +65,101 @@ static size_t whole_pages(size_t n_bytes) {
     return (n_bytes + SCRATCH_PAGE - 1) / SCRATCH_PAGE * SCRATCH_PAGE;
 }
 
-static Status carry_out(Mover *mover, const Move *move, Error *error) {
-    if (move->to.kind == MEMORY_FILE)
-        return scratch_write(mover->file, offset_of(mover, move->to.address), move->from.address,
-                             whole_pages(move->n_bytes), error);
-    if (move->from.kind == MEMORY_FILE)
-        return scratch_read(mover->file, offset_of(mover, move->from.address), move->to.address,
-                            whole_pages(move->n_bytes), error);
-    memcpy(move->to.address, move->from.address, move->n_bytes);
-    return STATUS_OK;
+static void when_done(void *context, const Error *error);
+
+/* With the lock. */
+static Status begin_transfer(Mover *mover, Move *move, Error *error) {
+    bool is_write = move->to.kind == MEMORY_FILE;
+    ScratchTransfer transfer = {
+        .is_write = is_write,
+        .offset = offset_of(mover, is_write ? move->to.address : move->from.address),
+        .memory = is_write ? move->from.address : move->to.address,
+        .n_bytes = whole_pages(move->n_bytes),
+        .done = when_done,
+        .context = move,
+    };
+    return scratch_start(mover->file, &transfer, error);
 }
 
-/* ---- threads */
+/* ---- moves that begin and end, with the lock */
 
 static bool is_done(const Mover *mover, uint64_t number) {
     return !number || number + RING <= mover->n_started || mover->ring[number % RING].is_done;
 }
 
-static bool may_begin(const Mover *mover, const Move *move) {
-    for (int lane = 0; lane < N_MOVE_LANES; lane++)
-        if (!is_done(mover, move->after[lane])) return false;
-    return true;
+/* The first error stays. The state that was on its way is gone, and what is on disk under a name is not. */
+static void keep_error(Mover *mover, const Error *error) {
+    if (error->status == STATUS_OK || mover->error.status != STATUS_OK) return;
+    mover->error.status = error->status;
+    snprintf(mover->error.text, sizeof mover->error.text,
+             "%.*s; checkpoints are whole: go on by --resume, with another folder for --offload",
+             (int)sizeof mover->error.text - 100, error->text);
 }
+
+static void end_move(Mover *mover, Move *move, const Error *error) {
+    size_t place = (size_t)(move - mover->ring);
+    keep_error(mover, error);
+    move->is_done = true;
+    for (int i = 0; i < RING; i++) mover->ring[i].before[place / 64] &= ~((uint64_t)1 << place % 64);
+    pthread_cond_broadcast(&mover->changed);
+}
+
+/* After an error nothing is moved any more. */
+static void begin_move(Mover *mover, Move *move) {
+    Error error = {0};
+    move->has_begun = true;
+    bool is_file = move->to.kind == MEMORY_FILE || move->from.kind == MEMORY_FILE;
+    if (mover->error.status != STATUS_OK || (is_file && begin_transfer(mover, move, &error) != STATUS_OK))
+        end_move(mover, move, &error);
+    if (is_file || move->is_done) return;
+    Lane *lane = &mover->lane[move->lane];
+    lane->queue[lane->n_queued++ % RING] = move;
+    pthread_cond_broadcast(&mover->changed);
+}
+
+static bool may_begin(const Move *move) {
+    uint64_t before = 0;
+    for (int i = 0; i < RING_WORDS; i++) before |= move->before[i];
+    return move->mover && !move->is_device && !move->has_begun && !before;
+}
+
+/* Those that waited for one that is over; again, where beginning was the end of one. */
+static void begin_next(Mover *mover) {
+    for (bool again = true; again;) {
+        again = false;
+        for (int i = 0; i < RING; i++) {
+            if (!may_begin(&mover->ring[i])) continue;
+            begin_move(mover, &mover->ring[i]);
+            again = true;
+        }
+    }
+}
+
+static void when_done(void *context, const Error *error) {
+    Move *move = context;
+    Mover *mover = move->mover;
+    pthread_mutex_lock(&mover->mutex);
+    end_move(mover, move, error);
+    begin_next(mover);
+    pthread_mutex_unlock(&mover->mutex);
+}
+
+/* ---- threads */
 
 static void *work(void *context) {
     Lane *lane = context;
     Mover *mover = lane->mover;
+    const Error none = {0};
     pthread_mutex_lock(&mover->mutex);
     for (;;) {
         while (lane->n_taken == lane->n_queued && !mover->is_closing)
             pthread_cond_wait(&mover->changed, &mover->mutex);
         if (lane->n_taken == lane->n_queued) break;
-        Move *move = &mover->ring[lane->queue[lane->n_taken % RING] % RING];
-        while (!may_begin(mover, move)) pthread_cond_wait(&mover->changed, &mover->mutex);
-        bool has_failed = mover->error.status != STATUS_OK;
+        Move *move = lane->queue[lane->n_taken++ % RING];
         pthread_mutex_unlock(&mover->mutex);
-        Error error = {0};
-        if (!has_failed) carry_out(mover, move, &error);
+        memcpy(move->to.address, move->from.address, move->n_bytes);
+        when_done(move, &none);
         pthread_mutex_lock(&mover->mutex);
-        if (error.status != STATUS_OK && mover->error.status == STATUS_OK) mover->error = error;
-        move->is_done = true;
-        lane->n_taken++;
-        pthread_cond_broadcast(&mover->changed);
     }
     pthread_mutex_unlock(&mover->mutex);
     return NULL;
@@ -120,10 +176,11 @@ Status mover_open(Mover **opened, const MoverOptions *options, Error *error) {
     for (int i = 0; i < options->n_files; i++) n_bytes += options->file[i].n_bytes;
     if (options->n_files && !options->folder)
         error_failed(error, "no folder was named for what is kept in a file");
-    else if (options->n_files && scratch_open(&mover->file, options->folder, n_bytes, error) != STATUS_OK)
+    else if (options->n_files &&
+             scratch_open(&mover->file, options->folder, n_bytes, options->queue, error) != STATUS_OK)
         error_prefix(error, "--offload: ");
     for (int i = 0; i < N_MOVE_LANES && error->status == STATUS_OK; i++) {
-        mover->lane[i] = (Lane){.mover = mover, .lane = (MoveLane)i};
+        mover->lane[i] = (Lane){.mover = mover};
         if (pthread_create(&mover->lane[i].thread, NULL, work, &mover->lane[i]))
             error_failed(error, "no thread for what moves data between memories");
         else mover->lane[i].is_open = true;
@@ -132,10 +189,20 @@ Status mover_open(Mover **opened, const MoverOptions *options, Error *error) {
     return error->status;
 }
 
+/* Is anything on its way that is not a device's? */
+static bool is_moving(const Mover *mover) {
+    for (int i = 0; i < RING; i++) {
+        const Move *move = &mover->ring[i];
+        if (move->mover && !move->is_device && !move->is_done) return true;
+    }
+    return false;
+}
+
 void mover_close(Mover **opened) {
     Mover *mover = *opened;
     if (!mover) return;
     pthread_mutex_lock(&mover->mutex);
+    while (is_moving(mover)) pthread_cond_wait(&mover->changed, &mover->mutex);
     mover->is_closing = true;
     pthread_cond_broadcast(&mover->changed);
     pthread_mutex_unlock(&mover->mutex);
@@ -203,9 +270,15 @@ static Status find_earlier(Mover *mover, Move *move, uint64_t number, uint64_t *
         if (earlier->is_device != move->is_device) TRY(finish(mover, n, true, error));
         else if (move->is_device)
             *after = earlier->copy; /* the last one: those before it on the same bytes are over */
-        else move->after[earlier->lane] = n;
     }
     return STATUS_OK;
+}
+
+/* With all of them known, and none of another kind left. */
+static void mark_earlier(const Mover *mover, Move *move, uint64_t number) {
+    for (uint64_t n = number > RING ? number - RING + 1 : 1; n < number; n++)
+        if (!is_done(mover, n) && collide(move, &mover->ring[n % RING]))
+            move->before[n % RING / 64] |= (uint64_t)1 << n % 64;
 }
 
 static Status start_locked(Mover *mover, Move move, uint64_t *ticket, Error *error) {
@@ -217,20 +290,19 @@ static Status start_locked(Mover *mover, Move move, uint64_t *ticket, Error *err
     if (move.is_device)
         TRY(backend->copy_start(backend->context, move.to.address, move.from.address, move.n_bytes,
                                 move.lane == MOVE_OUT, after, &move.copy, error));
+    else mark_earlier(mover, &move, number);
     mover->ring[number % RING] = move;
     mover->n_started = number;
     mover->counts.bytes[move.lane] += move.n_bytes;
     *ticket = number;
-    if (move.is_device) return STATUS_OK;
-    Lane *lane = &mover->lane[move.lane];
-    lane->queue[lane->n_queued++ % RING] = number;
-    pthread_cond_broadcast(&mover->changed);
+    begin_next(mover);
     return STATUS_OK;
 }
 
 Status mover_start(Mover *mover, MoveLane lane, MoveEnd from, MoveEnd to, size_t n_bytes, uint64_t *ticket,
                    Error *error) {
-    Move move = {.from = from,
+    Move move = {.mover = mover,
+                 .from = from,
                  .to = to,
                  .n_bytes = n_bytes,
                  .lane = lane,
@@ -301,6 +373,6 @@ MoverCounts mover_counts(const Mover *mover) {
     return mover ? mover->counts : (MoverCounts){0};
 }
 
-const char *mover_way(const Mover *mover) {
-    return mover && mover->file ? scratch_way(mover->file) : "";
+const char *mover_way(const Mover *mover, char *text, size_t n_bytes) {
+    return mover && mover->file ? scratch_way(mover->file, text, n_bytes) : "";
 }

@@ -7,13 +7,14 @@
  *     ... anything that leaves both alone ...
  *     TRY(mover_wait(mover, ticket, true, error));
  *
- * Moves run beside the program on lanes of their own, one out and one in, each in the order in which they
- * were started; files are read and written by a thread a lane, copies to and from a device are the device's
- * own. A move waits by itself for earlier ones that touch the same bytes. What a node touches is the
+ * Moves run beside the program, out and in; files are read and written with many moves in flight, copies to
+ * and from a device are the device's own, those within the host's memory a thread's. A move waits by itself
+ * for earlier ones that touch the same bytes; others may overtake it. What a node touches is the
  * program's business: it waits before it reads what a move brings, or writes what one takes away. */
 #ifndef PGPT_GRAPH_MOVER_H
 #define PGPT_GRAPH_MOVER_H
 
+#include "base/file/file_queue.h"
 #include "graph/backend.h"
 
 typedef struct Mover Mover;
@@ -35,7 +36,8 @@ enum { MOVER_MOST_FILES = 2 };
 
 typedef struct {
     const Backend *backend;
-    const char *folder; /* where files are; NULL: there are none */
+    const char *folder;  /* where files are; NULL: there are none */
+    FileQueueKind queue; /* how they are read and written */
     MoverFile file[MOVER_MOST_FILES];
     int n_files;
 } MoverOptions;
@@ -65,6 +67,6 @@ typedef struct {
 MoverCounts mover_counts(const Mover *mover);
 
 /* How files are read and written, in words; "" where there are none. */
-const char *mover_way(const Mover *mover);
+const char *mover_way(const Mover *mover, char *text, size_t n_bytes);
 
 #endif

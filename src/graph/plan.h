@@ -24,6 +24,7 @@
 #ifndef PGPT_GRAPH_PLAN_H
 #define PGPT_GRAPH_PLAN_H
 
+#include "base/file/file_queue.h"
 #include "graph/traits.h"
 
 enum { PLAN_ALIGNMENT = 256 }; /* of every tensor, in bytes: whole cache lines, and what GPU libraries like */
@@ -41,6 +42,7 @@ typedef struct {
     size_t bytes[N_PLACES];    /* the size of each place, with one frame of every chunk */
     MemoryKind kind[N_PLACES]; /* and where it is; program_build sets it: all where kernels work */
     const char *folder;        /* of what is in a file; NULL: nothing is */
+    FileQueueKind file_queue;  /* and how it is read and written */
     int n_versions;            /* of the parameters, one behind the other (MicroBatch.version); 0 is 1 */
     int n_chunks;
     ChunkPlan *chunk;      /* (n_chunks), in the graph's arena */

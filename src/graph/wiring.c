@@ -16,6 +16,7 @@ Status wiring_plan(Program *program, Graph *graph, const Backend *backend, const
     program->plan.n_versions = options->n_versions;
     if (options->folder && *options->folder)
         program->plan.folder = arena_strdup(&graph->arena, options->folder);
+    program->plan.file_queue = options->file_queue;
     if (memory) device_require(memory, &program->plan);
     return STATUS_OK;
 }

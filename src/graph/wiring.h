@@ -27,13 +27,14 @@
 #include "graph/executor.h"
 
 typedef struct {
-    const char *name;        /* of the program: "train" */
-    int n_micro_batches;     /* a step; 0 is 1 */
-    int n_frames;            /* micro-batches in flight (actions.h); 0 is 1 */
-    int n_chunks;            /* parts of the model that take turns; 0 is 1 */
-    int n_versions;          /* of the parameters that are in use at once; 0 is 1 */
-    const char *folder;      /* of what is kept in a file; NULL or "": nothing is */
-    const int *chunk_frames; /* (n_chunks) micro-batches of each in flight; NULL: n_frames of each */
+    const char *name;         /* of the program: "train" */
+    int n_micro_batches;      /* a step; 0 is 1 */
+    int n_frames;             /* micro-batches in flight (actions.h); 0 is 1 */
+    int n_chunks;             /* parts of the model that take turns; 0 is 1 */
+    int n_versions;           /* of the parameters that are in use at once; 0 is 1 */
+    const char *folder;       /* of what is kept in a file; NULL or "": nothing is */
+    FileQueueKind file_queue; /* and how it is read and written */
+    const int *chunk_frames;  /* (n_chunks) micro-batches of each in flight; NULL: n_frames of each */
 } WiringOptions;
 
 /* Asks whether the recording is sound, builds the program and announces its plan to the memory; NULL: whoever

@@ -190,6 +190,7 @@ static Status refuse_ignored(const TrainRun *run, Error *error) {
         {"offload-update", "--offload optimizer on a GPU",
          offload_has(&run->offload, OFFLOAD_OPTIMIZER) && device_takes_gpu(run->values.train.device)},
         {"offload-bucket-mb", "--offload optimizer", offload_has(&run->offload, OFFLOAD_OPTIMIZER)},
+        {"offload-io", "--offload ...:file=DIR", *run->offload.folder != 0},
         {"ranks-per-host", "--print-mesh", run->values.call.print_mesh},
         {"tp-style", "--tp 2 or more", run->values.parallel.size[AXIS_TP] > 1},
         {"tp-chunks", "--tp or --ep 2 or more",

@@ -8,7 +8,6 @@
  * nobody waits. */
 #include "job/train_run.h"
 
-#include "base/file/scratch_file.h"
 #include "base/system/timer.h"
 #include "base/text/format.h"
 #include "base/text/plain.h"
@@ -214,13 +213,18 @@ static Status open_mesh(TrainRun *run, Error *error) {
     return train_mesh_open(run, error);
 }
 
-/* Is there room for what is kept in a file? Ranks of a host share the disk. */
-static Status check_offload_folder(const TrainRun *run, Error *error) {
+/* Is there room for what is kept in a file? Ranks of a host share the disk. And how fast is it? The root
+ * writes and reads a little, for what is said at the beginning. */
+static Status check_offload_folder(TrainRun *run, Error *error) {
+    enum { LITTLE_BYTES = 16 << 20, PROBE_BYTES = 64 << 20 };
+    const double most_seconds = 0.3;
     uint64_t n_bytes = plan_bytes_of(&run->trainer.step.program.plan, MEMORY_FILE);
     if (!n_bytes || run->backend.only_plans) return STATUS_OK;
-    if (scratch_check(run->offload.folder, n_bytes * (uint64_t)run->launch->host_size, error) == STATUS_OK)
-        return STATUS_OK;
-    return error_prefix(error, "--offload: ");
+    scratch_check(run->offload.folder, n_bytes * (uint64_t)run->launch->host_size, error);
+    if (error->status == STATUS_OK && run->launch->world.rank == 0 && n_bytes >= LITTLE_BYTES)
+        scratch_measure(run->offload.folder, run->offload.file_queue,
+                        n_bytes < PROBE_BYTES ? n_bytes : PROBE_BYTES, most_seconds, &run->disk, error);
+    return error->status == STATUS_OK ? STATUS_OK : error_prefix(error, "--offload: ");
 }
 
 /* A run whose first checkpoint cannot be written is of no use. */

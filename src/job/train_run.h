@@ -10,6 +10,7 @@
 #ifndef PGPT_JOB_TRAIN_RUN_H
 #define PGPT_JOB_TRAIN_RUN_H
 
+#include "base/file/scratch_rate.h"
 #include "data/source.h"
 #include "model/stages.h"
 #include "parallel/traffic.h"
@@ -85,6 +86,7 @@ struct TrainRun {
     ParameterPart part;      /* what of the model this rank has */
     Comm saving;             /* of all ranks, for checkpoints */
     Offload offload;         /* what values.offload comes to */
+    ScratchRates disk;       /* of its folder, as the root has measured it; 0: nobody has */
     AsyncOptions async;      /* complete: what values.async comes to on these ranks */
     Compression compression; /* likewise, of --compress */
     Trainer trainer;

@@ -76,11 +76,32 @@ static void say_pipeline(const TrainRun *run) {
     arena_free(&arena);
 }
 
+/* Seconds of a step at least that its file takes: all state is read and written once, activations once a
+ * micro-batch. Ranks of a host share the disk. */
+static double disk_seconds(const TrainRun *run) {
+    const TrainStep *step = &run->trainer.step;
+    const MemoryPlan *plan = &step->program.plan;
+    double n_bytes = (double)plan->bytes[PLACE_FILE] +
+                     (double)step->n_micro_batches * (double)plan->bytes[PLACE_FILE_FRAME];
+    return 2.0 * n_bytes * run->launch->host_size / run->disk.both;
+}
+
+/* A disk that makes steps slow is named before they are. */
+static void say_slow_disk(const TrainRun *run) {
+    const double slow = 200e6; /* bytes a second: what a disk of the slower kinds gives */
+    if (run->disk.both <= 0.0 || run->disk.both >= slow) return; /* or there is too little to measure */
+    log_warning(&run->log,
+                "--offload: %s is slow, %s to read and write: every step takes %s at least; name a folder on "
+                "a faster disk, or offload less (--offload-share)",
+                run->offload.folder, format_rate(run->disk.both, "B/s").text,
+                format_duration(disk_seconds(run)).text);
+}
+
 /* What is kept elsewhere, and how much of it. */
 static void say_offload(const TrainRun *run) {
     const MemoryPlan *plan = &run->trainer.step.program.plan;
     const DeviceMemory *memory = &run->trainer.memory;
-    char text[640], file[160] = "", host[96] = "", share[48] = "";
+    char text[640], way[64], rate[128] = "", file[288] = "", host[96] = "", share[48] = "";
     size_t n_file = plan_bytes_of(plan, MEMORY_FILE), n_host = 0;
     if (!*run->values.offload.what) return;
     if (!offload_is_on(&run->offload)) {
@@ -90,14 +111,18 @@ static void say_offload(const TrainRun *run) {
     for (int place = 0; place < N_PLACES; place++)
         if (place_is_beside((Place)place) && !place_is_file((Place)place))
             n_host += plan_place_bytes(plan, (Place)place);
+    if (run->disk.both > 0.0)
+        snprintf(rate, sizeof rate, ", %s: %s a step at least", format_rate(run->disk.both, "B/s").text,
+                 format_duration(disk_seconds(run)).text);
     if (n_file)
-        snprintf(file, sizeof file, ", %s on disk (%s)", format_bytes(n_file).text,
-                 memory->mover ? mover_way(memory->mover) : "not opened");
+        snprintf(file, sizeof file, ", %s on disk (%s%s)", format_bytes(n_file).text,
+                 memory->mover ? mover_way(memory->mover, way, sizeof way) : "not opened", rate);
     if (n_host) snprintf(host, sizeof host, ", %s of the host's memory", format_bytes(n_host).text);
     if (run->offload.share > 0.0)
         snprintf(share, sizeof share, ", %.0f %% of it stays", 100.0 * run->offload.share);
     log_note(&run->log, "offload: %s%s%s%s", offload_text(&run->offload, text, sizeof text), share, file,
              host);
+    say_slow_disk(run);
 }
 
 void train_say_plan(const TrainRun *run) {

@@ -116,6 +116,7 @@ Status train_step_plan(TrainStep *step, const ModelConfig *config, const Paramet
                             .n_micro_batches = (int)step->n_micro_batches,
                             .n_chunks = step->n_chunks,
                             .folder = optimizer ? options->offload.folder : NULL,
+                            .file_queue = options->offload.file_queue,
                             .n_versions = optimizer ? n_versions_of(step) : 1,
                             .chunk_frames = step_list_frames(step, optimizer != NULL)};
     Status status = step_record(step, config, table, backend, optimizer != NULL, error);

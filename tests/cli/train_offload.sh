@@ -2,7 +2,7 @@
 # --offload: state in a file leaves the files of a run as they are, byte for byte, over a resume and over SIGKILL at any
 # moment; nothing is left in the folder; what cannot be is refused before anything is made.
 #
-#   KILL_RUNS=20 ctest --preset release -R cli_train_offload -V      as many kills as you like; 3 where nothing is said
+#   KILL_RUNS=20 ctest --preset release -R cli_train_offload -V      three kills each; 1 where nothing is said, LONG=1: 7
 # shellcheck source=/dev/null
 . "$SOURCE_ROOT/tests/cli/lib"
 
@@ -25,13 +25,14 @@ same_losses plain away
 [[ -z $(find disk -type f) ]] || fail "left behind: $(find disk -type f)"
 
 # In 16 bits with master weights, with micro-batches, another clipping and a part that stays.
-for words in "--dtype bf16" "--micro-batch 2 --offload-share 0.3" "--clip 0.5 --clip-style check" "--optimizer sgd --momentum 0.9"; do
+for words in "--dtype bf16 --offload-io threads" "--micro-batch 2 --offload-share 0.3" "--clip 0.5 --clip-style check" "--optimizer sgd --momentum 0.9"; do
     rm -rf one two
     plain=()
-    for word in $words; do [[ $word == --offload-share || $word == 0.3 ]] || plain+=("$word"); done
+    for word in $words; do [[ $word == --offload* || $word == 0.3 || $word == threads ]] || plain+=("$word"); done
     pgpt train "${options[@]}" --steps 6 --out one "${plain[@]}"
     # shellcheck disable=SC2086
     pgpt train "${options[@]}" --steps 6 --out two $words "${away[@]}"
+    [[ $words != *threads ]] || grep -q 'by 8 threads' err || fail "not by threads: $(cat err)"
     same_files one two 00000006
 done
 
@@ -45,7 +46,9 @@ pgpt train --resume on --offload ""
 same_files plain on 00000024
 
 # SIGKILL at random moments; the same words go on.
-for ((i = 0; i < ${KILL_RUNS:-3}; i++)); do
+kill_runs=1
+! is_long || kill_runs=7
+for ((i = 0; i < ${KILL_RUNS:-$kill_runs}; i++)); do
     rm -rf killed
     for ((k = 0; k < 3; k++)); do
         "$PGPT" train "${options[@]}" --out killed --resume auto "${away[@]}" >out 2>err </dev/null &
@@ -93,3 +96,5 @@ refused "/weights or activations/" train "${options[@]}" --out x --offload momen
 refused "/twice/" train "${options[@]}" --out x --offload optimizer:file=disk,optimizer:file=disk
 refused "/keeps nothing/" train "${options[@]}" --out x --offload optimizer:file=disk --optimizer sgd --momentum 0
 refused "/--offload/" train "${options[@]}" --out x --offload-share 0.5
+refused "/file=DIR/" train "${options[@]}" --out x --offload-io threads
+refused "/auto, uring, threads/" train "${options[@]}" --out x --offload optimizer:file=disk --offload-io aio

@@ -128,7 +128,9 @@ static Backend far_backend(FarDevice *device) {
 /* ---- training */
 
 static Offload offload_of(OffloadTo optimizer, OffloadTo activations, double share) {
-    Offload offload = {.share = share, .bucket_bytes = 4096};
+    Offload offload = {.share = share,
+                       .bucket_bytes = 4096,
+                       .file_queue = share > 0.0 ? FILE_QUEUE_THREADS : FILE_QUEUE_AUTO};
     offload.to[OFFLOAD_GRADIENTS] = activations == OFFLOAD_HOST ? OFFLOAD_HOST : OFFLOAD_NOWHERE;
     offload.to[OFFLOAD_WEIGHTS] = activations == OFFLOAD_FILE ? OFFLOAD_HOST : OFFLOAD_NOWHERE;
     offload.to[OFFLOAD_OPTIMIZER] = optimizer;

@@ -19,6 +19,7 @@
 struct ScratchFile {
     int descriptor;
     atomic_bool is_direct;
+    FileQueue *queue;
     char folder[512]; /* for messages */
 };
 
@@ -62,7 +63,8 @@ Status scratch_check(const char *folder, uint64_t n_bytes, Error *error) {
     return check_room(folder, n_bytes, 0, error);
 }
 
-Status scratch_open(ScratchFile **opened, const char *folder, uint64_t n_bytes, Error *error) {
+Status scratch_open(ScratchFile **opened, const char *folder, uint64_t n_bytes, FileQueueKind kind,
+                    Error *error) {
     ScratchFile *file = calloc(1, sizeof *file);
     *opened = NULL;
     if (!file) return error_failed(error, "no memory for a file");
@@ -76,19 +78,23 @@ Status scratch_open(ScratchFile **opened, const char *folder, uint64_t n_bytes, 
         return file_problem(error, "make a file in", folder, code);
     }
     *opened = file;
-    if (take_room(file, n_bytes, error) != STATUS_OK) scratch_close(opened);
+    if (take_room(file, n_bytes, error) == STATUS_OK) file_queue_open(&file->queue, kind, error);
+    if (error->status != STATUS_OK) scratch_close(opened);
     return error->status;
 }
 
 void scratch_close(ScratchFile **opened) {
     if (!*opened) return;
+    file_queue_close(&(*opened)->queue);
     close((*opened)->descriptor);
     free(*opened);
     *opened = NULL;
 }
 
-const char *scratch_way(const ScratchFile *file) {
-    return file->is_direct ? "direct" : "through the system's cache";
+const char *scratch_way(const ScratchFile *file, char *text, size_t n_bytes) {
+    snprintf(text, n_bytes, "%s by %s", file->is_direct ? "direct I/O" : "the system's cache",
+             file_queue_name(file->queue));
+    return text;
 }
 
 /* Some file systems take O_DIRECT for a file and refuse its transfers: then they go through the cache. */
@@ -99,14 +105,16 @@ static bool leave_direct(ScratchFile *file) {
     return is_left;
 }
 
+static Status problem(const ScratchFile *file, bool is_written, int code, Error *error) {
+    if (code == FILE_QUEUE_END) return error_failed(error, "the file in %s ends too early", file->folder);
+    return file_problem(error, is_written ? "write to a file in" : "read from a file in", file->folder, code);
+}
+
 static Status check(ScratchFile *file, ssize_t done, bool was_direct, bool is_written, Error *error) {
     if (done > 0 || (done < 0 && errno == EINTR)) return STATUS_OK;
-    int code = errno;
-    if (done < 0 && code == EINVAL && was_direct && leave_direct(file)) return STATUS_OK;
-    errno = code;
-    if (!done) return error_failed(error, "the file in %s ends too early", file->folder);
-    return file_problem(error, is_written ? "write to a file in" : "read from a file in", file->folder,
-                        errno);
+    int code = done ? errno : FILE_QUEUE_END;
+    if (code == EINVAL && was_direct && leave_direct(file)) return STATUS_OK;
+    return problem(file, is_written, code, error);
 }
 
 Status scratch_read(ScratchFile *file, uint64_t offset, void *memory, size_t n_bytes, Error *error) {
@@ -129,4 +137,41 @@ Status scratch_write(ScratchFile *file, uint64_t offset, const void *memory, siz
         at += done > 0 ? (size_t)done : 0;
     }
     return STATUS_OK;
+}
+
+/* ---- beside the caller */
+
+typedef struct {
+    ScratchFile *file;
+    ScratchTransfer transfer;
+    bool was_direct;
+} Started;
+
+static void when_done(void *context, int code);
+
+static Status start(Started *started, Error *error) {
+    const ScratchTransfer *transfer = &started->transfer;
+    started->was_direct = started->file->is_direct;
+    FileRequest request = {started->file->descriptor, transfer->is_write, transfer->offset, transfer->memory,
+                           transfer->n_bytes,         when_done,          started};
+    return file_queue_start(started->file->queue, &request, error);
+}
+
+/* Refused as direct: all of it once more, through the cache. */
+static void when_done(void *context, int code) {
+    Started *started = context;
+    Error error = {0};
+    if (code == EINVAL && started->was_direct && leave_direct(started->file)) {
+        if (start(started, &error) == STATUS_OK) return;
+    } else if (code) problem(started->file, started->transfer.is_write, code, &error);
+    started->transfer.done(started->transfer.context, &error);
+    free(started);
+}
+
+Status scratch_start(ScratchFile *file, const ScratchTransfer *transfer, Error *error) {
+    Started *started = malloc(sizeof *started);
+    if (!started) return error_failed(error, "no memory for a read or write of a file");
+    *started = (Started){.file = file, .transfer = *transfer};
+    if (start(started, error) != STATUS_OK) free(started);
+    return error->status;
 }

@@ -3,10 +3,12 @@
  * file system allows (direct I/O).
  *
  *     ScratchFile *file;
- *     TRY(scratch_open(&file, "/fast/disk", n_bytes, error));
+ *     TRY(scratch_open(&file, "/fast/disk", n_bytes, FILE_QUEUE_AUTO, error));
  *     TRY(scratch_write(file, offset, page, n, error));       // all three multiples of SCRATCH_PAGE
  *     TRY(scratch_read(file, offset, page, n, error));
  *     scratch_close(&file);                                   // also NULL
+ *
+ * scratch_start does the same beside the caller, with many reads and writes in flight.
  *
  * Bytes that were never written are 0. Several threads may read and write different parts. */
 #ifndef PGPT_BASE_FILE_SCRATCH_FILE_H
@@ -16,23 +18,38 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "base/file/file_queue.h"
 
 enum { SCRATCH_PAGE = 4096 };
 
 typedef struct ScratchFile ScratchFile;
 
 /* A folder that is not there, cannot be written to or has no room is a user error. */
-Status scratch_open(ScratchFile **opened, const char *folder, uint64_t n_bytes, Error *error);
+Status scratch_open(ScratchFile **opened, const char *folder, uint64_t n_bytes, FileQueueKind kind,
+                    Error *error);
 void scratch_close(ScratchFile **opened);
 
 /* Would it be opened now? Takes no room. */
 Status scratch_check(const char *folder, uint64_t n_bytes, Error *error);
 
-/* How it is read and written: "direct", "through the system's cache". */
-const char *scratch_way(const ScratchFile *file);
+/* How it is read and written: "direct I/O by io_uring", "the system's cache by 8 threads". */
+const char *scratch_way(const ScratchFile *file, char *text, size_t n_bytes);
 
 /* `memory` too begins at a multiple of SCRATCH_PAGE. */
 Status scratch_read(ScratchFile *file, uint64_t offset, void *memory, size_t n_bytes, Error *error);
 Status scratch_write(ScratchFile *file, uint64_t offset, const void *memory, size_t n_bytes, Error *error);
+
+/* A read or write that a thread of the file's own tells the end of: error->status is STATUS_OK, or it says
+ * what was wrong. */
+typedef struct {
+    bool is_write;
+    uint64_t offset;
+    void *memory;
+    size_t n_bytes;
+    void (*done)(void *context, const Error *error);
+    void *context;
+} ScratchTransfer;
+
+Status scratch_start(ScratchFile *file, const ScratchTransfer *transfer, Error *error);
 
 #endif

@@ -24,12 +24,13 @@ static void print_offload(const BenchTraining *training) {
     const MemoryPlan *plan = &training->step.program.plan;
     const Mover *mover = training->memory.mover;
     MoverCounts counts = mover_counts(mover);
+    char way[64];
     if (!mover) return;
+    const char *how = mover_way(mover, way, sizeof way);
     printf("            %s pinned, %s on disk; %s out and %s in, the host waited %.3f s (%s)\n",
            format_bytes(plan_bytes_of(plan, MEMORY_PINNED)).text,
            format_bytes(plan_bytes_of(plan, MEMORY_FILE)).text, format_bytes(counts.bytes[MOVE_OUT]).text,
-           format_bytes(counts.bytes[MOVE_IN]).text, counts.wait_seconds,
-           *mover_way(mover) ? mover_way(mover) : "bus");
+           format_bytes(counts.bytes[MOVE_IN]).text, counts.wait_seconds, *how ? how : "bus");
 }
 
 static void print_report(const BenchTraining *training, const BenchSetup *setup,

@@ -151,6 +151,7 @@ static const OptionUse limited_options[] = {
     {"offload-share", FOR_STEP},
     {"offload-update", FOR_STEP},
     {"offload-bucket-mb", FOR_STEP},
+    {"offload-io", FOR_STEP},
     {"batch", FOR_STEP | FOR_OPS | FOR_EXPERTS | FOR_ATTENTION},
     {"micro-batch", FOR_STEP | FOR_OPS},
     {"sequence", FOR_STEP | FOR_OPS | FOR_EXPERTS | FOR_ATTENTION},

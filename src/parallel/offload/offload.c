@@ -24,6 +24,9 @@ const OptionSpec offload_option_specs[] = {
         "cores, which get the gradients; the same bits"),
     OPTION_FLOAT("offload-bucket-mb", OffloadOptions, bucket_mb, 16.0, 0.0001, 4096.0,
                  "size of the pieces that optimizer state is moved and updated in, in MiB of f32"),
+    OPTION_CHOICE("offload-io", OffloadOptions, file_queue, FILE_QUEUE_AUTO, file_queue_kinds,
+                  "how files are read and written, with many requests in flight: by io_uring, by threads, or "
+                  "by io_uring where the system allows it"),
     OPTION_END,
 };
 
@@ -71,7 +74,8 @@ static Status parse_one(const char *text, size_t length, Offload *offload, Error
 Status offload_parse(const OffloadOptions *options, Offload *offload, Error *error) {
     *offload = (Offload){.share = options->share,
                          .bucket_bytes = (int64_t)(options->bucket_mb * 1048576.0),
-                         .host_updates = options->updater == OFFLOAD_UPDATE_HOST};
+                         .host_updates = options->updater == OFFLOAD_UPDATE_HOST,
+                         .file_queue = (FileQueueKind)options->file_queue};
     for (const char *at = options->what ? options->what : ""; *at;) {
         size_t n = strcspn(at, ",");
         TRY(parse_one(at, n, offload, error));

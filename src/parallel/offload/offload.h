@@ -11,6 +11,7 @@
 #ifndef PGPT_PARALLEL_OFFLOAD_OFFLOAD_H
 #define PGPT_PARALLEL_OFFLOAD_OFFLOAD_H
 
+#include "base/file/file_queue.h"
 #include "base/options/options.h"
 #include "graph/backend.h"
 
@@ -29,6 +30,7 @@ enum { OFFLOAD_FOLDER_BYTES = 512 };
 typedef struct {
     OffloadTo to[N_OFFLOADED];
     char folder[OFFLOAD_FOLDER_BYTES]; /* of files; "": there are none */
+    FileQueueKind file_queue;          /* how they are read and written */
     double share;                      /* of what is offloaded that stays, 0 .. 1 */
     int64_t bucket_bytes;              /* of f32, that are moved and updated at a time; 0: a default */
     bool host_updates;                 /* a device leaves the update of what is away to the host's cores */
@@ -42,7 +44,8 @@ typedef enum { OFFLOAD_UPDATE_DEVICE, OFFLOAD_UPDATE_HOST } OffloadUpdater;
 typedef struct {
     const char *what;
     double share, bucket_mb;
-    int updater; /* an OffloadUpdater */
+    int updater;    /* an OffloadUpdater */
+    int file_queue; /* a FileQueueKind */
 } OffloadOptions;
 
 extern const OptionSpec offload_option_specs[];
