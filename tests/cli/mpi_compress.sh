@@ -15,6 +15,8 @@ few=(--threads 1 --steps 4 --layers 2 --channels 24 --context 9)
 only='dp 4, zero 0, ring, 1 micro-batch|dp 4, zero 2, ring, 2 micro-batches|dp 2, tp 2, zero 1, ring, 1 micro-batch'
 ranks 4 verify "${few[@]}" --compress 1bit-adam --sample 8 --only "$only|pp 2, dp 2, zero 1, ring, 1f1b"
 grep -q ' 0 differ' out || fail "1bit-adam: $(cat out)"
+ranks 4 verify "${few[@]}" --compress 1bit-adam --dtype bf16 --only "dp 4, zero 2, ring, 2 micro-batches" --sample 1
+grep -q ' 0 differ' out || fail "1bit-adam in bf16: $(cat out)"
 for way in int8 topk:0.1 $(is_long && echo 0/1-adam f16); do
     ranks 4 verify "${few[@]}" --compress "$way" --sample 3 --only "$only"
     grep -q ' 0 differ' out || fail "$way: $(cat out)"

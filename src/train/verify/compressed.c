@@ -44,11 +44,15 @@ static Status take_held(TrainStep *step, float *held, Arena *arena, Error *error
     int64_t n = step->sync.partition.n_flat;
     ShardMap whole = shard_map_whole(n, arena), slices = partition_map(&step->sync.partition, arena);
     const OptimizerTensors *optimizer = &step->optimizer;
-    const Tensor *weights =
-        optimizer->master && step->compressed.master ? step->compressed.master : train_step_weights(step);
+    /* Master weights of ZeRO are whole from the first compressed step on; before, each rank has its slices. */
+    bool has_slices = optimizer->master && step->compressed.master, is_whole = step->phase.has_entered;
+    const Tensor *weights = !has_slices ? train_step_weights(step)
+                            : is_whole  ? step->compressed.master
+                                        : optimizer->master;
     const Tensor *const tensors[N_HELD] = {weights, optimizer->moment[0], optimizer->moment[1],
                                            step->compressed.error, step->compressed.owner_error};
-    const ShardMap *const maps[N_HELD] = {&whole, &step->sync.moments, &step->sync.moments, &whole, &slices};
+    const ShardMap *const maps[N_HELD] = {has_slices && !is_whole ? &step->sync.moments : &whole,
+                                          &step->sync.moments, &step->sync.moments, &whole, &slices};
     for (int i = 0; i < N_HELD; i++)
         TRY(take_array(step, tensors[i], maps[i], held + N_HELD * n, held + i * n, error));
     return STATUS_OK;
