@@ -11,7 +11,9 @@
 #include "base/half.h"
 #include "large_specs.h"
 #include "ops/attention/sparse_attention.h"
+#include "ops/compress/compress.h"
 #include "ops/experts/experts.h"
+#include "ops/update/muon.h"
 
 #include <math.h>
 #include <setjmp.h>

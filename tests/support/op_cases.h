@@ -136,7 +136,7 @@ void build_expert_ranks(OpCase *test);  /* ranks E N S: what comes from ranks, a
 void build_block(OpCase *test); /* N C: layernorm, linear with gelu and residual, add: shared gradients */
 
 /* Patterns of sparse attention, by number. */
-enum { N_CASE_PATTERNS = 9 };
+enum { N_CASE_PATTERNS = 11 };
 extern const char *const case_patterns[N_CASE_PATTERNS];
 
 /* Every operation in the shapes that kernels tend to get wrong (op_specs.c). */

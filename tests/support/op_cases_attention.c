@@ -73,8 +73,8 @@ void build_attention_cached(OpCase *test) {
 /* ---- patterns and documents ---- */
 
 const char *const case_patterns[N_CASE_PATTERNS] = {
-    "dense",      "window:5",    "window:70",        "strided:9",        "strided:64",
-    "fixed:16:3", "fixed:100:7", "bigbird:16:2:1:1", "bigbird:64:1:1:2",
+    "dense",       "window:5",         "window:70",        "strided:9",   "strided:64",        "fixed:16:3",
+    "fixed:100:7", "bigbird:16:2:1:1", "bigbird:64:1:1:2", "strided:128", "bigbird:128:1:2:1",
 };
 
 static AttentionPattern case_pattern(int64_t number) {

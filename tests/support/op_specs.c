@@ -181,6 +181,8 @@ const OpSpec kernel_specs[] = {
      0.1f},
     {"sparse attention documents fixed", build_sparse_attention, {2, 141, 4, 2, 16, 5}, CASE_DOCUMENTS, 0},
     {"sparse attention documents bigbird", build_sparse_attention, {2, 333, 4, 2, 16, 7}, CASE_DOCUMENTS, 0},
+    {"sparse attention strided 128", build_sparse_attention, {1, 333, 4, 2, 16, 9}, 0, 0},
+    {"sparse attention bigbird pairs", build_sparse_attention, {2, 450, 2, 1, 16, 10}, CASE_DOCUMENTS, 0.1f},
     {"sparse attention layer", build_sparse_attention, {3, 37, 2, 2, 16, 1}, CASE_LAYER, 0.1f},
     {"sparse attention layer grouped", build_sparse_attention, {2, 133, 4, 2, 32, 3}, CASE_LAYER, 0},
     {"sparse attention small", build_sparse_attention, {2, 6, 2, 1, 3, 1}, CASE_DOCUMENTS, 0},

@@ -147,7 +147,7 @@ DEVICE void drop_weights(float p[M][N][4], const Dropout &dropout, int first_row
 /* ---- rectangles ---- */
 
 struct RectangleWalk {
-    enum { IS_ADDED = 1 }; /* results: to what is there, in f32 */
+    enum { IS_ADDED = 1, IS_PIECE = 0 }; /* results: to what is there, in f32 */
     template <typename T> struct Output { typedef float Type; };
     struct Steps {
         int b, first, next, end; /* the block's own rows; tiles of the others */
@@ -252,7 +252,7 @@ DEVICE int list_next(const ListRow &row) {
  * that it meets are blocks of the list or, beside one block of rows, halves of them. Every query sees itself,
  * so the last block of a row, which comes first, has a key for all of them. */
 struct ListWalk {
-    enum { IS_ADDED = 0 };
+    enum { IS_ADDED = 0, IS_PIECE = 0 };
     template <typename T> struct Output { typedef T Type; };
     struct Steps {
         ListRow row[2];
@@ -263,6 +263,7 @@ struct ListWalk {
     const int32_t *blocks;
     int64_t most;
     bool is_of_sequence; /* each has a list of its own */
+    int n_skipped;       /* keys that blocks of keys leave out, the first ones; whole blocks */
 
     __device__ __forceinline__ AttentionBlockList list_of(int b) const {
         return attention_block_list(blocks, is_of_sequence ? b : 0, rows.queries.n_positions, most);
@@ -270,17 +271,19 @@ struct ListWalk {
 
     /* The same rows of all heads are next to each other: those that have most to do come first, and
      * neighbours read the same keys at about the same time. */
-    template <int ROWS> __device__ __forceinline__ WalkPlace place_of(int n_heads, bool from_last) const {
-        int n_blocks = (rows.queries.n_positions + ROWS - 1) / ROWS, n_all = (int)gridDim.x / n_blocks,
-            at = (int)blockIdx.x / n_all, head = (int)blockIdx.x % n_all;
-        WalkPlace place = {head / n_heads, head % n_heads, (from_last ? n_blocks - 1 - at : at) * ROWS};
+    template <int ROWS>
+    __device__ __forceinline__ WalkPlace place_of(int n_heads, bool from_last, int n_skipped_rows) const {
+        int n_blocks = (rows.queries.n_positions - n_skipped_rows + ROWS - 1) / ROWS,
+            n_all = (int)gridDim.x / n_blocks, at = (int)blockIdx.x / n_all, head = (int)blockIdx.x % n_all;
+        WalkPlace place = {head / n_heads, head % n_heads,
+                           (from_last ? n_blocks - 1 - at : at) * ROWS + n_skipped_rows};
         return place;
     }
     template <int ROWS> __device__ __forceinline__ WalkPlace query_place(void) const {
-        return place_of<ROWS>(rows.queries.n_heads, true);
+        return place_of<ROWS>(rows.queries.n_heads, true, 0);
     }
     template <int ROWS> __device__ __forceinline__ WalkPlace key_place(void) const {
-        return place_of<ROWS>(rows.queries.n_kv_heads, false);
+        return place_of<ROWS>(rows.queries.n_kv_heads, false, n_skipped);
     }
 
     /* Steps of TILE rows. */

@@ -101,7 +101,7 @@ static __global__ void __launch_bounds__(CUT::THREADS, CUT::RESIDENT)
     typename WALK::Steps steps = walk.template query_steps<CUT::ROWS, QUERIES>(place);
     WalkStep step = {}, next = {};
     bool goes_on = walk.template next_queries<CUT::ROWS, QUERIES>(steps, &step);
-    if (WALK::IS_ADDED && !goes_on) return; /* no query sees them */
+    if ((WALK::IS_ADDED || WALK::IS_PIECE) && !goes_on) return; /* no query sees them */
     int64_t at_key = walk_key_at(r, place.b, place.h), at_value = at_key + walk_to_value(r);
     load_tile<CUT::ROWS>(keys, reader_of<T, HS, CUT::THREADS>(kv_rows + at_key, r.keys.width, r.keys),
                          place.first);
@@ -164,8 +164,13 @@ static __global__ void __launch_bounds__(CUT::THREADS, CUT::RESIDENT)
     /* Keys and values are in registers since the first tile, and no other warp read these rows of their
      * tiles. */
     float keep = DROPS ? random_dropout_scale(s.threshold) : 1.0f;
-    walk_store<WALK, T, HS, M>(mine, dk, dkv_rows + at_key, s.scale, warp_key, r.keys);
-    walk_store<WALK, T, HS, M>(my_values, dv, dkv_rows + at_value, keep, warp_key, r.keys);
+    if constexpr (WALK::IS_PIECE) {
+        walk.template store<HS, M>(dkv_rows, dk, s.scale, place, 0, warp * CUT::WARP_ROWS);
+        walk.template store<HS, M>(dkv_rows, dv, keep, place, 1, warp * CUT::WARP_ROWS);
+    } else {
+        walk_store<WALK, T, HS, M>(mine, dk, dkv_rows + at_key, s.scale, warp_key, r.keys);
+        walk_store<WALK, T, HS, M>(my_values, dv, dkv_rows + at_value, keep, warp_key, r.keys);
+    }
 }
 
 /* `blocks` of them. */

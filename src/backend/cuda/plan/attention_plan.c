@@ -6,6 +6,7 @@
  * head. */
 #include "backend/cuda/plan/plan.h"
 
+#include "backend/cuda/sparse/sparse_split.h"
 #include "base/random.h"
 #include "base/system/library.h"
 #include "ops/attention/sparse_attention.h"
@@ -139,10 +140,14 @@ bool cuda_attention_sums(const CudaTraits *gpu, const Node *node) {
     return gpu->attention_way == ATTENTION_AUTO && attention_short_takes(&shape, true, gpu->max_shared_bytes);
 }
 
-/* Two numbers a row of weights; the sums come behind. */
+/* Two numbers a row of weights, and pieces of long columns; the sums come behind. */
 size_t cuda_sparse_attention_backward_scratch(const CudaTraits *gpu, const Node *node) {
+    const SparseAttentionAttributes *a = node->attributes;
     AttentionShape shape = cuda_attention_shape(node, node->input[SPARSE_BACK_QKV]);
+    SparseSplit split = sparse_split(&a->pattern, shape.n_positions);
     size_t gradient = attention_tiled_backward_scratch(&shape), sums = sums_scratch(gpu, node);
+    if (split.n_columns)
+        gradient = sparse_split_begin(&shape) + (size_t)sparse_split_floats(&split, &shape) * sizeof(float);
     return gradient > sums ? gradient : sums;
 }
 

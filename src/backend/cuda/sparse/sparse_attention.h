@@ -11,6 +11,7 @@
 #define PGPT_BACKEND_CUDA_SPARSE_SPARSE_ATTENTION_H
 
 #include "backend/cuda/attention/attention.h"
+#include "backend/cuda/sparse/sparse_split.h"
 
 #ifdef __cplusplus
 extern "C" {

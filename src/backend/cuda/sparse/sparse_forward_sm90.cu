@@ -4,10 +4,11 @@
  * Floor: a tile of 64 queries and 64 keys of heads of 64 takes a multiprocessor 256 cycles to multiply, and
  * as many for its exponentials; both at once would be the peak of the tensor cores.
  *
- * A block has two neighbouring blocks of queries of one head, a warpgroup each, and a thread of a third one
- * is the producer. That one walks over both rows of the list at once, from the last key block on, and loads
- * by TMA each block of keys and values that either has: neighbours mostly have the same, so they are read
- * once for 128 queries. What a step is to each group it leaves beside the keys: nothing, all of it, or some.
+ * A block has two blocks of queries of one head, neighbours or such that see the same, a warpgroup each, and
+ * a thread of a third one is the producer. That one walks over both rows of the list at once, from the last
+ * key block on, and loads by TMA each block of keys and values that either has: mostly both have the same, so
+ * they are read once for 128 queries. What a step is to each group it leaves beside the keys: nothing, all of
+ * it, or some.
  *
  * A group waits for each of its GEMMs; meanwhile others compute. Scores and weights are not there at once, so
  * that registers suffice for four groups on a multiprocessor: two blocks. With heads of 128 the GEMMs take
@@ -37,6 +38,7 @@ typedef struct {
     void *y;
     float *lse;
     int n_blocks; /* of a sequence */
+    int apart;    /* the two that a block of threads has (sparse_split.h) */
     ListWalk walk;
 } SparseCall;
 
@@ -54,6 +56,13 @@ template <int HS> struct SparseShared {
 };
 static_assert(sizeof(SparseShared<128>) <= 227 * 1024, "what a block may have");
 static_assert(2 * (sizeof(SparseShared<64>) + 1024) <= 228 * 1024, "two blocks on a multiprocessor");
+
+/* Of blocks that are `apart`: within each 2·apart, the first half with the second. What is left at the end
+ * has no partner, or one that is not there. */
+static inline __host__ __device__ int pairs_of(int n_blocks, int apart) {
+    int rest = n_blocks % (GROUPS * apart);
+    return n_blocks / (GROUPS * apart) * apart + (rest < apart ? rest : apart);
+}
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -74,10 +83,11 @@ typedef struct {
 
 DEVICE SparsePlace sparse_place(const SparseCall &c) {
     const TiledShape &s = c.walk.rows.queries;
-    int n_pairs = (c.n_blocks + GROUPS - 1) / GROUPS, n_heads = (int)gridDim.x / n_pairs,
-        head = (int)blockIdx.x % n_heads, h = head % s.n_heads;
+    int n_pairs = pairs_of(c.n_blocks, c.apart), n_heads = (int)gridDim.x / n_pairs,
+        head = (int)blockIdx.x % n_heads, h = head % s.n_heads,
+        pair = n_pairs - 1 - (int)blockIdx.x / n_heads;
     SparsePlace place = {head / s.n_heads, h, h / s.share,
-                         (n_pairs - 1 - (int)blockIdx.x / n_heads) * GROUPS};
+                         pair / c.apart * GROUPS * c.apart + pair % c.apart};
     return place;
 }
 
@@ -110,10 +120,10 @@ DEVICE void produce(const SparseCall &c, SparseShared<HS> &shared, const SparseP
     mbarrier_expect(&shared.queries_full, GROUPS * BOXES * SPAN_BYTES);
     for (int i = 0; i < GROUPS * BOXES; i++) /* rows that are not there are zeros */
         produce_span(shared.queries[i / BOXES][i % BOXES], &c.qkv, query_column + i % BOXES * SIZE,
-                     (place.first_block + i / BOXES) * SPAN, place.b, &shared.queries_full);
+                     (place.first_block + i / BOXES * c.apart) * SPAN, place.b, &shared.queries_full);
 #    pragma unroll
     for (int g = 0; g < GROUPS; g++)
-        row[g] = list_row(list.row_begin, list.row, place.first_block + g, c.n_blocks);
+        row[g] = list_row(list.row_begin, list.row, place.first_block + g * c.apart, c.n_blocks);
 #    pragma unroll 1
     for (int n = 0;; n++) {
         int at = n % STEPS;
@@ -211,7 +221,7 @@ template <typename T, int HS>
 DEVICE void store_group(ForwardRows<HS, 1> &rows, const SparseCall &c, SparseShared<HS> &shared,
                         const Self &me, const SparsePlace &place, float keep) {
     const WalkRows &r = c.walk.rows;
-    int first = (place.first_block + me.group) * SPAN + me.warp * 16;
+    int first = (place.first_block + me.group * c.apart) * SPAN + me.warp * 16;
     T *y = (T *)c.y + walk_y_at(r, place.b, place.h);
     float *lse = c.lse + walk_lse_at(r, place.b, place.h), factor[2];
     unsigned unused[4];
@@ -254,7 +264,8 @@ static __global__ void __launch_bounds__(SPARSE_THREADS, HS == SIZE && !DROPS ? 
         if (DROPS) dropout = walk_dropout(c.walk.rows, place.b, place.h, &block);
         start_rows<HS, 1>(rows);
         attend_steps<T, HS, DROPS>(rows, c, shared, me, place, dropout,
-                                   (place.first_block + me.group) * SPAN + me.warp * 16 + me.lane / 4);
+                                   (place.first_block + me.group * c.apart) * SPAN + me.warp * 16 +
+                                       me.lane / 4);
         store_group<T, HS>(rows, c, shared, me, place, DROPS ? dropout.scale : 1.0f);
     } else {
         if (IS_ONE_OF_TWO) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
@@ -280,8 +291,9 @@ Status sparse_warpgroup_forward(const AttentionShape *s, const AttentionMemory *
     SparseCall c = {};
     c.y = m->y, c.lse = m->lse;
     c.n_blocks = (int)attention_n_blocks(s->n_positions);
+    c.apart = sparse_blocks_apart(&m->pattern, s->n_positions);
     c.walk = sparse_walk(s, m, lists);
-    int64_t n_blocks = (c.n_blocks + GROUPS - 1) / GROUPS * s->n_sequences * s->n_heads;
+    int64_t n_blocks = pairs_of(c.n_blocks, c.apart) * s->n_sequences * s->n_heads;
     cudaError_t code = cudaErrorNotSupported;
     if (map_heads(&c.qkv, m->qkv, s, s->width)) {
         FOR_SHORT_TYPE(s, T, {
