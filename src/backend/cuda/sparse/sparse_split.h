@@ -6,12 +6,29 @@
 #include "backend/cuda/plan/plan.h"
 #include "ops/attention/sparse_attention.h"
 
+/* Of `fixed`: does a column that all later queries see mostly lie beside one that few see? Of two blocks of
+ * keys. */
+static inline bool sparse_columns_are_mixed(const AttentionPattern *pattern) {
+    enum { SPAN = 2 * ATTENTION_BLOCK, MOST_SPANS = 64 };
+    int32_t length = pattern->number[0], n_last = pattern->number[1];
+    int n_long = 0, n_mixed = 0;
+    for (int i = 0; i < MOST_SPANS; i++) {
+        int32_t middle = i * SPAN + ATTENTION_BLOCK;
+        bool first = pattern_has_column(length, n_last, middle - ATTENTION_BLOCK, middle - 1),
+             second = pattern_has_column(length, n_last, middle, middle + ATTENTION_BLOCK - 1);
+        n_long += first || second;
+        n_mixed += first != second;
+    }
+    return 2 * n_mixed > n_long;
+}
+
 /* Do neighbouring blocks of rows have other entries in the list? Then a kernel that takes two of them at once
  * would visit what either has for both. Every 128th diagonal is every other block; blocks of BigBird that are
  * no multiple of two of the list's draw their own. */
 static inline bool sparse_neighbours_differ(const AttentionPattern *pattern) {
     int32_t length = pattern->number[0];
     if (pattern->kind == PATTERN_BIGBIRD) return length % (2 * ATTENTION_BLOCK) != 0;
+    if (pattern->kind == PATTERN_FIXED) return sparse_columns_are_mixed(pattern);
     return pattern->kind == PATTERN_STRIDED && length >= 2 * ATTENTION_BLOCK;
 }
 
