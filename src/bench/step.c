@@ -7,6 +7,7 @@
 #include "base/system/timer.h"
 #include "bench/kernels.h"
 #include "bench/limits.h"
+#include "bench/step_bound.h"
 #include "model/model_flops.h"
 
 #include <math.h>
@@ -15,6 +16,7 @@ typedef struct {
     double *seconds, *forward_ms, *backward_ms, *update_ms; /* of every timed step */
     int64_t n_steps;
     double total_seconds, loss;
+    MoverCounts before, behind; /* the timed steps */
 } StepTimes;
 
 static const double learning_rate = 3e-4;
@@ -46,7 +48,10 @@ static Status run_steps(BenchTraining *training, const BenchOptions *bench, Step
     uint64_t since = 0;
     for (int64_t i = -bench->n_warmup_steps; i < bench->n_steps; i++) {
         int64_t n_all = i < 0 ? bench->n_warmup_steps : bench->n_warmup_steps + bench->n_steps;
-        if (i == 0) executor_reset_times(&training->step.executor);
+        if (i == 0) {
+            executor_reset_times(&training->step.executor);
+            times->before = mover_counts(training->memory.mover);
+        }
         StepResult result;
         double seconds;
         TRY(run_step(training, i + bench->n_warmup_steps, n_all, &since, &seconds, &result, error));
@@ -58,6 +63,7 @@ static Status run_steps(BenchTraining *training, const BenchOptions *bench, Step
         times->update_ms[i] = result.update_ms;
         times->total_seconds += seconds;
     }
+    times->behind = mover_counts(training->memory.mover);
     return STATUS_OK;
 }
 
@@ -153,7 +159,9 @@ static Status measure(BenchTraining *training, const BenchSetup *setup, Arena *a
     const Backend *backend = &training->backend;
     uint64_t free_before = backend->free_bytes(backend->context);
     double peak = 0.0;
+    BenchBound bound = {0};
     TRY(measure_peak(training, bench, &peak, error));
+    TRY(bench_bound_rates(training, &bound, error));
     TRY(bench_training_open(training, error));
     TRY(run_steps(training, bench, &times, arena, error));
     uint64_t beside = backend_has_own_memory(backend) ? bytes_beside(training, free_before) : 0;
@@ -165,6 +173,10 @@ static Status measure(BenchTraining *training, const BenchSetup *setup, Arena *a
     bool is_timed_apart = backend->traits.is_asynchronous;
     if (is_timed_apart) TRY(time_instructions(training, bench, error));
     report->blocks_ms = blocks_ms(training, is_timed_apart ? 1 : bench->n_steps);
+    TRY(bench_bound_rates(training, &bound, error));
+    bench_bound_make(training, &times.before, &times.behind, bench->n_steps,
+                     is_timed_apart ? 1 : bench->n_steps, &bound);
+    report->bound = bound;
     return STATUS_OK;
 }
 

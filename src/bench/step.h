@@ -9,7 +9,23 @@
 #ifndef PGPT_BENCH_STEP_H
 #define PGPT_BENCH_STEP_H
 
+#include "bench/move_rates.h"
 #include "bench/training.h"
+
+/* Of a step that offloads: what is moved, how fast that can be, and what a step therefore takes at least.
+ * Moves, the host's update and everything else may run beside each other, so the slowest of them bounds
+ * it. */
+typedef struct {
+    double bus_bytes[N_MOVE_LANES], file_bytes[N_MOVE_LANES]; /* of a step */
+    MoveRates bus, disk;    /* measured in this run; {0}: nothing goes there */
+    double copy_rate;       /* bytes/s of the host's memory, read and written; 0: the host updates nothing */
+    double host_bytes;      /* that its update of a step reads and writes */
+    double bus_ms, disk_ms; /* these bytes at these rates */
+    double host_ms;         /* likewise */
+    double compute_ms;      /* all other instructions, one by one */
+    double bound_ms;        /* the most of the four */
+    double wait_ms;         /* that the host has waited for moves, of a step */
+} BenchBound;
 
 typedef struct {
     double loss;          /* of the last step */
@@ -21,6 +37,7 @@ typedef struct {
     double utilisation;    /* of the peak, by arithmetic that is not done twice */
     uint64_t resident_bytes;
     uint64_t beside_bytes; /* of a GPU's memory, taken since the plan was made and not part of it */
+    BenchBound bound;
 } BenchStepReport;
 
 Status bench_step_measure(BenchTraining *training, const BenchSetup *setup, BenchStepReport *report,

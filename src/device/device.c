@@ -141,6 +141,7 @@ Status device_meet(Backend *backend, Comm *world, int host_size, Error *error) {
     TRY_GOTO(comm_all_gather(world, sites, border, COMM_U8, error), done);
     TRY_GOTO(count_neighbours(backend, sites, world->size, world->rank, error), done);
     if (!backend_has_own_memory(backend)) backend->n_sharing = host_size;
+    backend->n_on_host = host_size;
 done:
     free(sites);
     free(border);

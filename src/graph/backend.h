@@ -84,6 +84,7 @@ typedef struct Backend {
     int n_threads;                       /* host threads that kernels may use */
     uint8_t device_id[BACKEND_ID_BYTES]; /* of a device with memory of its own: no other device has it */
     int n_sharing;    /* ranks with memory from the same place, this one among them; 0: nobody has counted */
+    int n_on_host;    /* ranks on this host, this one among them; 0: nobody has counted */
     bool only_plans;  /* it computes nothing: there is no device behind it */
     bool is_blocking; /* wait for every instruction, so that one that fails is known by name */
     HostKernels host; /* for nodes that are left to the host; {0}: the device is the host */

@@ -2,6 +2,8 @@
  * share what each of them needs. */
 #include "graph/device_memory.h"
 
+#include "base/text/format.h"
+
 #include <sys/mman.h>
 
 void device_require(DeviceMemory *memory, const MemoryPlan *plan) {
@@ -32,7 +34,9 @@ size_t device_required_bytes(const DeviceMemory *memory) {
 /* Bytes of a file are named by addresses that nothing lies at: so they are told apart like others are. */
 static Status reserve_addresses(size_t n_bytes, void **base, Error *error) {
     void *reserved = mmap(NULL, n_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (reserved == MAP_FAILED) return error_failed(error, "no addresses for %zu bytes of a file", n_bytes);
+    if (reserved == MAP_FAILED)
+        return error_failed(error, "the system refused addresses for %s of a file (see 'ulimit -v')",
+                            format_bytes(n_bytes).text);
     *base = reserved;
     return STATUS_OK;
 }
@@ -47,7 +51,7 @@ static size_t asked_bytes(const DeviceMemory *memory, int place) {
 
 static Status take_place(DeviceMemory *memory, int place, Error *error) {
     const Backend *backend = memory->backend;
-    const char *name = place_name((Place)place);
+    const char *name = place_is_beside((Place)place) ? "what is offloaded" : place_name((Place)place);
     size_t n_bytes = memory->bytes[place];
     if (memory->kind[place] == backend->traits.memory) {
         TRY(backend->allocate(backend->context, asked_bytes(memory, place), name, &memory->base[place],

@@ -104,11 +104,15 @@ static void end_move(Mover *mover, Move *move, const Error *error) {
     pthread_cond_broadcast(&mover->changed);
 }
 
+static bool is_of_file(const Move *move) {
+    return move->to.kind == MEMORY_FILE || move->from.kind == MEMORY_FILE;
+}
+
 /* After an error nothing is moved any more. */
 static void begin_move(Mover *mover, Move *move) {
     Error error = {0};
     move->has_begun = true;
-    bool is_file = move->to.kind == MEMORY_FILE || move->from.kind == MEMORY_FILE;
+    bool is_file = is_of_file(move);
     if (mover->error.status != STATUS_OK || (is_file && begin_transfer(mover, move, &error) != STATUS_OK))
         end_move(mover, move, &error);
     if (is_file || move->is_done) return;
@@ -294,6 +298,8 @@ static Status start_locked(Mover *mover, Move move, uint64_t *ticket, Error *err
     mover->ring[number % RING] = move;
     mover->n_started = number;
     mover->counts.bytes[move.lane] += move.n_bytes;
+    if (move.is_device) mover->counts.bus_bytes[move.lane] += move.n_bytes;
+    if (is_of_file(&move)) mover->counts.file_bytes[move.lane] += move.n_bytes;
     *ticket = number;
     begin_next(mover);
     return STATUS_OK;

@@ -58,10 +58,11 @@ Status mover_wait(Mover *mover, uint64_t ticket, bool by_host, Error *error);
 /* Bytes from here to there, anywhere, behind everything that was started: for the host, between programs. */
 Status mover_copy(Mover *mover, MoveEnd from, MoveEnd to, size_t n_bytes, Error *error);
 
-/* Seconds that the host has waited in mover_wait since it was opened, and bytes that were moved. */
+/* Seconds that the host has waited in mover_wait since it was opened, and bytes that were moved; of these,
+ * to and from a device over its bus, and to and from a file. */
 typedef struct {
     double wait_seconds;
-    uint64_t bytes[N_MOVE_LANES];
+    uint64_t bytes[N_MOVE_LANES], bus_bytes[N_MOVE_LANES], file_bytes[N_MOVE_LANES];
 } MoverCounts;
 
 MoverCounts mover_counts(const Mover *mover);

@@ -6,6 +6,7 @@
 #include "base/text/format.h"
 #include "device/device.h"
 #include "plan/advice.h"
+#include "plan/host_memory.h"
 
 #include <stdio.h>
 
@@ -148,7 +149,8 @@ static Status check_memory(const Trainer *trainer, int n_sharing, Error *error) 
     if (backend_has_own_memory(&backend))
         TRY(memory_check(saver_planned_bytes(&trainer->saver), "the copies that checkpoints are written from",
                          "use --no-background-save", error));
-    if (needed <= usable) return STATUS_OK;
+    if (needed <= usable)
+        return host_memory_check(device_bytes_of(&trainer->memory, MEMORY_PINNED), &backend, error);
     TRY(refuse_extras(trainer, needed, usable, n_sharing, error));
     return refuse(trainer, needed, usable, n_sharing, error);
 }
@@ -166,8 +168,9 @@ static Status try_offload(const TrainerSetup *setup, const Offload *offload, boo
     other.offload = offload;
     if (trainer_plan(&trainer, &other, error) == STATUS_OK) {
         size_t n_host = device_bytes_of(&trainer.memory, MEMORY_PINNED);
+        int n_ranks = setup->backend->n_on_host > 1 ? setup->backend->n_on_host : 1;
         *fits = needed_bytes(&trainer) <= device_usable_bytes(setup->backend) &&
-                n_host <= memory_available_bytes();
+                n_host <= memory_available_bytes() / (uint64_t)n_ranks;
     }
     trainer_close(&trainer);
     return error->status;

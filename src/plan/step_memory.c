@@ -3,6 +3,7 @@
 
 #include "device/device.h"
 #include "plan/advice.h"
+#include "plan/host_memory.h"
 
 static Status plan_choice(void *context, const MemoryChoice *choice, uint64_t *n_bytes, Error *error) {
     const StepMemory *memory = context;
@@ -39,7 +40,8 @@ Status step_memory_check(const StepMemory *memory, Error *error) {
                                .plan = plan_choice,
                                .state = state_of_choice,
                                .context = (void *)memory};
-    if (question.needed <= question.usable) return STATUS_OK;
+    if (question.needed <= question.usable)
+        return host_memory_check(plan_bytes_of(&memory->step->program.plan, MEMORY_PINNED), backend, error);
     MemoryAdvice advice = memory_advise(&question);
     char text[512];
     return device_check_memory(backend, question.needed, "this training step",

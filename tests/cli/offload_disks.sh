@@ -30,6 +30,27 @@ if [[ ${1:-} != mounted ]]; then
     [[ ! -d away/checkpoints ]] || refused '/gone/' train --resume away
     refused '/file/' train "${options[@]}" --out x --offload optimizer:file=err
 
+    # A folder of somebody else, a file that may not be so large, and a host without the memory: nothing is made.
+    mkdir own
+    (
+        ulimit -f 64
+        refused '/own takes no file of .*ulimit -f/' train "${options[@]}" --out x --offload optimizer:file=own
+    )
+    if [[ $(uname -m) == x86_64 && -z ${ASAN_OPTIONS:-} ]]; then
+        code=0
+        (ulimit -v 200000 && exec "$PGPT" train "${options[@]}" --channels 1024 --out x --offload optimizer:file=own) >out 2>err </dev/null || code=$?
+        ((code == 1 || code == 2)) || fail "exit $code without memory: $(cat err)"
+        grep -Eq "^pgpt: .*(ulimit -v|are free|no thread|no memory)" err || fail "no word of memory: $(cat err)"
+        [[ -z $(find own -type f) && ! -e x/checkpoints ]] || fail "made without memory: $(find own x)"
+        rm -rf x
+    fi
+    if ((EUID == 0)) && command -v setpriv >/dev/null && [[ -x $PGPT ]] && setpriv --reuid 65534 --clear-groups test -x "$PGPT"; then
+        setpriv --reuid 65534 --clear-groups "$PGPT" train "${options[@]}" --out /dev/shm/pgpt-test-nobody --offload optimizer:file="$PWD/own" \
+            >out 2>err </dev/null && fail "writes into a folder of somebody else"
+        grep -q '^pgpt: --offload: cannot make a file in .*no permission' err || fail "not said: $(cat err)"
+        [[ ! -e /dev/shm/pgpt-test-nobody ]] || fail "made a run all the same"
+    fi
+
     ((EUID == 0)) || skip "bad disks: only root can mount them"
     unshare -m true 2>/dev/null || skip "bad disks: no mounts are allowed here"
     rm -r ./*

@@ -2,10 +2,12 @@
  * search stays small. Plans are real ones, of a small model on a device that computes nothing; how much memory there is
  * is the test's choice. */
 #include "backend/null/null.h"
+#include "base/system/memory.h"
 #include "comm/comm_null.h"
 #include "device/device.h"
 #include "mesh_support.h"
 #include "plan/advice.h"
+#include "plan/host_memory.h"
 #include "plan/run_memory.h"
 #include "train/step.h"
 #include "train/trainer.h"
@@ -473,13 +475,39 @@ static void test_offload(void **unused) {
     close_run(&run);
 }
 
+/* Pinned memory that the host does not have, for all of its ranks, is refused before any is taken. */
+static void test_host_memory(void **unused) {
+    (void)unused;
+    Backend backend = {.n_on_host = 1};
+    Error error = {0};
+    uint64_t n_available = memory_available_bytes();
+    assert_int_equal(host_memory_check(0, &backend, &error), STATUS_OK);
+    assert_int_equal(host_memory_check(n_available / 2, &backend, &error), STATUS_OK);
+    assert_int_equal(host_memory_check(4 * n_available, &backend, &error), STATUS_USER);
+    assert_non_null(strstr(error.text, "--offload-share"));
+    assert_null(strstr(error.text, "ranks"));
+    error = (Error){0};
+    backend.n_on_host = 8;
+    assert_int_equal(host_memory_check(n_available / 2, &backend, &error), STATUS_USER);
+    assert_non_null(strstr(error.text, "for the 8 ranks on this host"));
+    error = (Error){0};
+    backend.only_plans = true;
+    assert_int_equal(host_memory_check(4 * n_available, &backend, &error), STATUS_OK);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_offload),   cmocka_unit_test(test_largest_micro_batch),
-        cmocka_unit_test(test_recompute), cmocka_unit_test(test_dtype),
-        cmocka_unit_test(test_zero),      cmocka_unit_test(test_nothing_fits),
-        cmocka_unit_test(test_eager),     cmocka_unit_test(test_extras),
-        cmocka_unit_test(test_copies),    cmocka_unit_test(test_run),
+        cmocka_unit_test(test_host_memory),
+        cmocka_unit_test(test_offload),
+        cmocka_unit_test(test_largest_micro_batch),
+        cmocka_unit_test(test_recompute),
+        cmocka_unit_test(test_dtype),
+        cmocka_unit_test(test_zero),
+        cmocka_unit_test(test_nothing_fits),
+        cmocka_unit_test(test_eager),
+        cmocka_unit_test(test_extras),
+        cmocka_unit_test(test_copies),
+        cmocka_unit_test(test_run),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -41,8 +41,14 @@ static int open_nameless(const char *folder, int flags) {
 static Status check_room(const char *folder, uint64_t n_bytes, int code, Error *error) {
     uint64_t available = file_free_bytes(folder);
     if (!code && n_bytes <= available) return STATUS_OK;
-    if (code && code != ENOSPC && code != EFBIG && code != EDQUOT)
-        return file_problem(error, "take room in", folder, code);
+    if (code == EFBIG || code == EDQUOT)
+        return error_user(
+            error, "%s takes no file of %s: %s; raise that limit, name another folder, or offload less",
+            folder, format_bytes(n_bytes).text,
+            code == EFBIG ? "it is above the largest file that this process may write "
+                            "(ulimit -f), or that the disk has"
+                          : "it is above a quota");
+    if (code && code != ENOSPC) return file_problem(error, "take room in", folder, code);
     return error_user(
         error,
         "%s has %s free, and what is to be kept there takes %s; name another folder, offload less, "

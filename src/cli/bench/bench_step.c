@@ -19,18 +19,34 @@ static void print_arithmetic(const BenchStepReport *report, const char *limit) {
            format_rate(report->standard_flops, "FLOP").text);
 }
 
-/* What lies elsewhere, and how long the host has waited for moves, of all steps together. */
-static void print_offload(const BenchTraining *training) {
+static void print_lane(const char *name, const double *bytes, const MoveRates *rates, double milliseconds) {
+    if (bytes[MOVE_OUT] + bytes[MOVE_IN] <= 0.0) return;
+    printf("            %s: %s out and %s in a step; %s out, %s in, %s both at once: %.1f ms at least\n",
+           name, format_bytes((uint64_t)bytes[MOVE_OUT]).text, format_bytes((uint64_t)bytes[MOVE_IN]).text,
+           format_rate(rates->out, "B/s").text, format_rate(rates->in, "B/s").text,
+           format_rate(rates->both, "B/s").text, milliseconds);
+}
+
+/* What lies elsewhere, and what a step takes at least by what is moved. */
+static void print_offload(const BenchTraining *training, const BenchStepReport *report) {
     const MemoryPlan *plan = &training->step.program.plan;
     const Mover *mover = training->memory.mover;
-    MoverCounts counts = mover_counts(mover);
+    const BenchBound *bound = &report->bound;
     char way[64];
     if (!mover) return;
     const char *how = mover_way(mover, way, sizeof way);
-    printf("            %s pinned, %s on disk; %s out and %s in, the host waited %.3f s (%s)\n",
-           format_bytes(plan_bytes_of(plan, MEMORY_PINNED)).text,
-           format_bytes(plan_bytes_of(plan, MEMORY_FILE)).text, format_bytes(counts.bytes[MOVE_OUT]).text,
-           format_bytes(counts.bytes[MOVE_IN]).text, counts.wait_seconds, *how ? how : "bus");
+    printf("            %s pinned, %s on disk%s%s%s\n", format_bytes(plan_bytes_of(plan, MEMORY_PINNED)).text,
+           format_bytes(plan_bytes_of(plan, MEMORY_FILE)).text, *how ? " (" : "", how, *how ? ")" : "");
+    printf("offload     bound %.2f ms, %.0f %% of the step: computing %.2f, bus %.2f, disk %.2f, the host's "
+           "update %.2f;\n            the host waited %.2f ms a step\n",
+           bound->bound_ms, 100.0 * bound->bound_ms / report->step_ms, bound->compute_ms, bound->bus_ms,
+           bound->disk_ms, bound->host_ms, bound->wait_ms);
+    print_lane("bus", bound->bus_bytes, &bound->bus, bound->bus_ms);
+    print_lane("disk", bound->file_bytes, &bound->disk, bound->disk_ms);
+    if (bound->host_bytes > 0.0)
+        printf("            the host's update: %s read and written, its memory copies %s: %.1f ms at least\n",
+               format_bytes((uint64_t)bound->host_bytes).text, format_rate(bound->copy_rate, "B/s").text,
+               bound->host_ms);
 }
 
 static void print_report(const BenchTraining *training, const BenchSetup *setup,
@@ -57,12 +73,30 @@ static void print_report(const BenchTraining *training, const BenchSetup *setup,
     printf("memory      %s planned and allocated, of which activations %s; resident peak of the process %s\n",
            format_bytes(plan_total_bytes(plan)).text, format_bytes(plan->bytes[PLACE_ACTIVATION]).text,
            format_bytes(report->resident_bytes).text);
-    print_offload(training);
+    print_offload(training, report);
     if (backend_has_own_memory(&training->backend))
         printf("            the GPU's libraries and recordings took %s beside it\n",
                format_bytes(report->beside_bytes).text);
     printf("\n");
     executor_print_times(&training->step.executor, stdout);
+}
+
+static json_t *lane_json(const double *bytes, const MoveRates *rates, double milliseconds) {
+    return json_pack("{s:o,s:o,s:o,s:o,s:o,s:o}", "out_bytes", json_make_number(bytes[MOVE_OUT]), "in_bytes",
+                     json_make_number(bytes[MOVE_IN]), "out_per_s", json_make_number(rates->out), "in_per_s",
+                     json_make_number(rates->in), "both_per_s", json_make_number(rates->both), "bound_ms",
+                     json_make_number(milliseconds));
+}
+
+/* Bytes are those of a step. */
+static json_t *bound_json(const BenchBound *bound) {
+    return json_pack("{s:o,s:o,s:o,s:o,s:o,s:o,s:o,s:o}", "bound_ms", json_make_number(bound->bound_ms),
+                     "compute_ms", json_make_number(bound->compute_ms), "wait_ms",
+                     json_make_number(bound->wait_ms), "host_ms", json_make_number(bound->host_ms),
+                     "host_bytes", json_make_number(bound->host_bytes), "host_copy_per_s",
+                     json_make_number(bound->copy_rate), "bus",
+                     lane_json(bound->bus_bytes, &bound->bus, bound->bus_ms), "disk",
+                     lane_json(bound->file_bytes, &bound->disk, bound->disk_ms));
 }
 
 static json_t *report_json(const BenchTraining *training, const BenchSetup *setup,
@@ -106,6 +140,7 @@ static json_t *report_json(const BenchTraining *training, const BenchSetup *setu
         json_object_set_new(object, "moved_out_bytes", json_integer((json_int_t)counts.bytes[MOVE_OUT]));
         json_object_set_new(object, "moved_in_bytes", json_integer((json_int_t)counts.bytes[MOVE_IN]));
         json_object_set_new(object, "move_wait_seconds", json_make_number(counts.wait_seconds));
+        json_object_set_new(object, "offload", bound_json(&report->bound));
     }
     json_object_set_new(object, "resident_bytes", json_integer((json_int_t)report->resident_bytes));
     if (backend_has_own_memory(&training->backend))

@@ -28,6 +28,7 @@ static const Study studies[] = {
     {"attention", &lab_attention_command, lab_attention},
     {"experts", &lab_experts_command, lab_experts},
     {"traffic", &lab_traffic_command, lab_traffic},
+    {"offload", &lab_offload_command, lab_offload},
     {NULL, NULL, NULL},
 };
 enum { N_STUDIES = sizeof studies / sizeof studies[0] - 1 };

@@ -39,8 +39,8 @@
 #include "lab/picture/plot.h"
 
 extern const OptionCommand lab_attention_command, lab_collectives_command, lab_experts_command,
-    lab_flops_command, lab_linear_command, lab_network_command, lab_pipeline_command, lab_scaling_command,
-    lab_staleness_command, lab_table_command, lab_timeline_command, lab_traffic_command;
+    lab_flops_command, lab_linear_command, lab_network_command, lab_offload_command, lab_pipeline_command,
+    lab_scaling_command, lab_staleness_command, lab_table_command, lab_timeline_command, lab_traffic_command;
 
 Status lab_attention(Launch *launch, int n_words, char *const *words, Error *error);
 Status lab_collectives(Launch *launch, int n_words, char *const *words, Error *error);
@@ -48,6 +48,7 @@ Status lab_experts(Launch *launch, int n_words, char *const *words, Error *error
 Status lab_flops(Launch *launch, int n_words, char *const *words, Error *error);
 Status lab_linear(Launch *launch, int n_words, char *const *words, Error *error);
 Status lab_network(Launch *launch, int n_words, char *const *words, Error *error);
+Status lab_offload(Launch *launch, int n_words, char *const *words, Error *error);
 Status lab_pipeline(Launch *launch, int n_words, char *const *words, Error *error);
 Status lab_scaling(Launch *launch, int n_words, char *const *words, Error *error);
 Status lab_staleness(Launch *launch, int n_words, char *const *words, Error *error);
