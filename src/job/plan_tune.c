@@ -64,7 +64,8 @@ static void add_layout(WordList *list, const PlanRun *plan, const PlanLayout *la
     if (layout->zero) add_number(list, "zero", layout->zero);
     add_number(list, "micro-batch", layout->micro_batch);
     if (layout->recompute)
-        add_option(list, "recompute", recompute_text(layout->recompute, ARENA_ARRAY(list->arena, char, 24), 24));
+        add_option(list, "recompute",
+                   recompute_text(layout->recompute, ARENA_ARRAY(list->arena, char, 24), 24));
     add_option(list, "dtype", precision_names[layout->precision]);
     if (machine_is_gpu(&plan->machine.machine)) add_option(list, "device", "cuda");
 }

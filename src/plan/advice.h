@@ -19,7 +19,7 @@ typedef struct {
     int64_t batch;       /* sequences a step */
     int64_t micro_batch; /* sequences that a rank computes at once */
     int64_t recompute;   /* as --recompute takes it */
-    int precision; /* PrecisionKind */
+    int precision;       /* PrecisionKind */
     int zero;
     bool offloads; /* the optimizer, to the host's memory, or on a CPU to a file */
 } MemoryChoice;

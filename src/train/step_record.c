@@ -177,8 +177,7 @@ static Status record_backward(TrainStep *step, const Backend *backend, PipelineR
     move_column_sums(step->graph, backend);
     bool is_selective = options->recompute == RECOMPUTE_SELECTIVE;
     if (is_selective) selective_run(step->graph);
-    else
-        recompute_chunks(step->graph, (int)options->recompute, step->n_chunks, step_list_frames(step, true));
+    else recompute_chunks(step->graph, (int)options->recompute, step->n_chunks, step_list_frames(step, true));
     if (options->by_sequence && options->recompute <= 0) gather_again(step->graph, is_selective ? 1 : 2);
     if (pipeline) send_gradients(step, pipeline);
     return STATUS_OK;

@@ -54,7 +54,7 @@ typedef struct {
 } Combination;
 
 static Combination combination_of(const VerifyCase *layout) {
-    Combination made = {layout->model,    layout->tied,        layout->zero,          (int)layout->schedule,
+    Combination made = {layout->model,    layout->tied,        layout->zero,           (int)layout->schedule,
                         layout->n_chunks, layout->accumulates, layout->recompute != 0, {0}};
     memcpy(made.size, layout->shape.size, sizeof made.size);
     return made;

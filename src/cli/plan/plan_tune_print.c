@@ -54,9 +54,9 @@ void plan_tune_print(const PlanRun *plan, const PlanTuning *tuning) {
         printf("%3d %4d %4d %4d %4d %4d %-14s %4d %5lld %9s %10s %10s %11s %5.1f%%  %s\n", i + 1,
                layout->size[AXIS_DP], layout->size[AXIS_TP], layout->size[AXIS_CP], layout->size[AXIS_EP],
                layout->size[AXIS_PP], schedule, layout->zero, (long long)layout->micro_batch,
-               recompute_text(layout->recompute, recompute, sizeof recompute), format_bytes((uint64_t)found->bytes).text,
-               format_duration(found->seconds).text, format_count(found->tokens_per_s).text,
-               100.0 * found->mfu, reason_of(tuning, found, &arena));
+               recompute_text(layout->recompute, recompute, sizeof recompute),
+               format_bytes((uint64_t)found->bytes).text, format_duration(found->seconds).text,
+               format_count(found->tokens_per_s).text, 100.0 * found->mfu, reason_of(tuning, found, &arena));
     }
     printf("\n");
     for (int i = 0; i < tuning->n_best; i++)

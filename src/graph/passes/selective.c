@@ -22,11 +22,11 @@ enum { MOST_PASSES = 8, MOST_IN_A_ROW = 4 };
 
 /* Of a tensor that has its own memory. */
 typedef struct {
-    int last_written;           /* by which node of the forward; -1: none */
-    int n_writers;              /* all of them */
-    int first_read, last_read;  /* in the backward, by which nodes; -1: it is not */
-    bool is_sent, is_changed;   /* communication reads it there; something writes it there */
-    int at;                     /* dropped, and made again in front of this node; -1: it is kept */
+    int last_written;          /* by which node of the forward; -1: none */
+    int n_writers;             /* all of them */
+    int first_read, last_read; /* in the backward, by which nodes; -1: it is not */
+    bool is_sent, is_changed;  /* communication reads it there; something writes it there */
+    int at;                    /* dropped, and made again in front of this node; -1: it is kept */
 } Use;
 
 /* How a forward node is repeated. */

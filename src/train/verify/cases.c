@@ -44,8 +44,8 @@ const char *verify_case_name(const VerifyChoice *choice, const VerifyCase *layou
              is_alone ? "" : verify_mesh_name(&layout->shape, mesh, sizeof mesh), is_alone ? "" : ", ", sync,
              schedule, (long long)layout->n_micro_batches, layout->n_micro_batches == 1 ? "" : "es",
              layout->by_sequence ? ", sequence" : "", layout->style == TENSOR_ROW ? ", row style" : "",
-             layout->tensor_chunks > 1 ? ", in turns" : "", recompute,
-             layout->overlaps ? "" : ", no overlap", layout->checks_later ? ", clip check" : "");
+             layout->tensor_chunks > 1 ? ", in turns" : "", recompute, layout->overlaps ? "" : ", no overlap",
+             layout->checks_later ? ", clip check" : "");
     return text;
 }
 
