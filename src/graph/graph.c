@@ -220,3 +220,8 @@ Cost op_cost(const Node *node) {
     }
     return cost;
 }
+
+bool op_repeat(Graph *graph, Node *again, int output) {
+    (void)graph, (void)again, (void)output;
+    return true;
+}

@@ -125,8 +125,9 @@ struct Node {
     int chunk;       /* the part of the model on this rank that it belongs to: run by itself (actions.h) */
     int block;       /* the transformer block it belongs to, or NO_BLOCK; counted through the whole model */
     bool is_recomputed;
-    bool is_last_only; /* runs in the last micro-batch of a step only */
-    bool is_not_last;  /* runs in all micro-batches of a step but the last */
+    bool is_from_stored; /* what it makes of another output it makes of that as stored: as is done again */
+    bool is_last_only;   /* runs in the last micro-batch of a step only */
+    bool is_not_last;    /* runs in all micro-batches of a step but the last */
     bool
         /* its inputs are parameters as they were before this update (MicroBatch.version) */
         is_of_last_version;

@@ -67,6 +67,11 @@ struct Op {
     bool is_portable;
     /* Recompute repeats it like any computation. What other communication has brought is kept. */
     bool is_repeatable;
+    /* Selective activation checkpointing (passes/selective.h): how output `output` is made once more for a few
+     * operations an element, which is cheaper than keeping it. `again` is a copy of the node; turned into one
+     * that may read what the node reads and its other outputs, and has an output where it makes one. false:
+     * it is kept. NULL: all are. op_repeat: the node itself, once more. */
+    bool (*again)(Graph *graph, Node *again, int output);
     /* May a portable node be part of a backend's capture: does it only enqueue on the device? NULL: no. */
     bool (*is_capturable)(const Node *node);
     /* What a node that starts something has in common with the one that waits for it: they are captured
@@ -76,5 +81,7 @@ struct Op {
 };
 
 Cost op_cost(const Node *node);
+
+bool op_repeat(Graph *graph, Node *again, int output);
 
 #endif

@@ -5,6 +5,7 @@
 #include "base/system/timer.h"
 #include "base/text/format.h"
 #include "base/text/plain.h"
+#include "graph/passes/recompute.h"
 #include "job/plan_probe.h"
 
 #include <math.h>
@@ -62,7 +63,9 @@ static void add_layout(WordList *list, const PlanRun *plan, const PlanLayout *la
     if (has_stages && layout->n_chunks > 1) add_number(list, "chunks", layout->n_chunks);
     if (layout->zero) add_number(list, "zero", layout->zero);
     add_number(list, "micro-batch", layout->micro_batch);
-    if (layout->recompute) add_number(list, "recompute", layout->recompute);
+    if (layout->recompute)
+        add_option(list, "recompute",
+                   recompute_text(layout->recompute, ARENA_ARRAY(list->arena, char, 24), 24));
     add_option(list, "dtype", precision_names[layout->precision]);
     if (machine_is_gpu(&plan->machine.machine)) add_option(list, "device", "cuda");
 }
@@ -337,11 +340,12 @@ static Status loop_stages(Search *search, PlanLayout layout, bool has_stages, bo
 }
 
 static Status loop_work(Search *search, PlanLayout layout, Error *error) {
-    static const int recomputes[] = {0, 1, 2, 4};
+    static const int recomputes[] = {RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, 1, 2, 4};
+    enum { N_KINDS = sizeof recomputes / sizeof recomputes[0], N_QUICK = 3 };
     const TrainOptions *train = &search->plan->train.values.train;
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < (search->options->is_quick ? N_QUICK : N_KINDS); i++) {
         layout.recompute = is_given(search, "recompute") ? train->recompute : recomputes[i];
-        if ((is_given(search, "recompute") && i) || (search->options->is_quick && i > 1)) break;
+        if (is_given(search, "recompute") && i) break;
         for (int64_t micro = 1; micro <= MOST_MICRO_BATCH && micro <= train->batch; micro *= 2) {
             layout.micro_batch = is_given(search, "micro-batch") ? train->micro_batch : micro;
             if (is_given(search, "micro-batch") && micro > 1) break;

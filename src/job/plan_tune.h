@@ -43,7 +43,7 @@ typedef struct {
     int n_best;  /* that are wanted */
     int n_plans; /* at most; 0: as many as it takes, up to 60 */
     bool
-        /* the usual choices only: no cp, ZeRO 1 and 3, recompute all or nothing, 1f1b and interleaved */
+        /* the usual choices only: no cp, ZeRO 1 and 3, recompute all, what is cheap, or nothing, 1f1b and interleaved */
         is_quick;
 } TuneOptions;
 

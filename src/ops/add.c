@@ -43,4 +43,5 @@ const Op OP_ADD = {
     .flops = add_flops,
     .in_place = add_in_place,
     .reference = add_reference,
+    .again = op_repeat,
 };

@@ -53,4 +53,5 @@ const Op OP_COPY = {
     .flops = copy_flops,
     .in_place = copy_in_place,
     .reference = copy_reference,
+    .again = op_repeat,
 };

@@ -84,4 +84,5 @@ const Op OP_DROPOUT = {
     .in_place = dropout_in_place,
     .describe = dropout_describe,
     .reference = dropout_reference,
+    .again = op_repeat,
 };

@@ -80,6 +80,7 @@ const Op OP_GELU = {
     .in_place = gelu_in_place,
     .describe = gelu_describe,
     .reference = gelu_reference,
+    .again = op_repeat,
 };
 
 /* An element by tanh: 4 for the cubic, tanh, 2 for the half with it, 8 for the half with its slope, 1 for dy;

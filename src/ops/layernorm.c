@@ -93,6 +93,7 @@ const Op OP_LAYERNORM = {
     .in_place = layernorm_in_place,
     .describe = layernorm_describe,
     .reference = layernorm_reference,
+    .again = op_repeat,
 };
 
 /* An element of dx: 2 for x̂, 1 for g, 1 and 2 for the sums, 4 to combine; dweight 2 with x̂ at hand; dbias

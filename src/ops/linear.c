@@ -101,6 +101,16 @@ static int linear_in_place(const Node *node, int output) {
     return output == 0 && residual && tensor_root(residual) != tensor_root(x) ? 3 : -1;
 }
 
+/* The activation, of the value before it, which is kept for its slope. */
+static bool linear_again(Graph *graph, Node *again, int output) {
+    (void)graph;
+    if (output != 0 || !again->output[1] || again->input[3]) return false;
+    again->op = &OP_GELU; /* takes the same attributes */
+    again->n_inputs = again->n_outputs = 1;
+    again->input[0] = again->output[1];
+    return true;
+}
+
 static Status linear_reference(const KernelCall *call, Error *error) {
     (void)error;
     const LinearAttributes *a = call->node->attributes;
@@ -129,6 +139,7 @@ const Op OP_LINEAR = {
     .in_place = linear_in_place,
     .describe = linear_describe,
     .reference = linear_reference,
+    .again = linear_again,
 };
 
 /* ---- gradient of the input: dx (N,Ci) = dy (N,Co) · W (Co,Ci), times the activation's slope at `before`

@@ -106,4 +106,5 @@ const Op OP_PACK = {
     .gradient = pack_gradient,
     .describe = pack_describe,
     .reference = pack_reference,
+    .again = op_repeat,
 };

@@ -102,6 +102,26 @@ static int residual_norm_in_place(const Node *node, int output) {
     return output == 0 ? 1 : output == 1 ? 0 : -1;
 }
 
+/* The norm alone, of the sum, which is kept for its slope. */
+static bool residual_norm_again(Graph *graph, Node *again, int output) {
+    const ResidualNormAttributes *a = again->attributes;
+    NormAttributes attributes = {a->epsilon};
+    Tensor *sum = again->output[0], *weight = again->input[2], *bias = again->input[3];
+    if (output != 1) return false;
+    again->op = a->has_mean ? &OP_LAYERNORM : &OP_RMSNORM;
+    again->attributes = arena_copy(&graph->arena, &attributes, sizeof attributes);
+    again->attributes_bytes = sizeof attributes;
+    again->n_inputs = a->has_mean ? 3 : 2;
+    again->input[0] = sum;
+    again->input[1] = weight;
+    again->input[2] = a->has_mean ? bias : NULL;
+    again->output[0] = again->output[1];
+    again->output[1] = a->has_mean ? again->output[2] : again->output[3];
+    again->output[2] = a->has_mean ? again->output[3] : NULL;
+    again->n_outputs = a->has_mean ? 3 : 2;
+    return true;
+}
+
 static Status residual_norm_reference(const KernelCall *call, Error *error) {
     const ResidualNormAttributes *a = call->node->attributes;
     Tensor *const *in = call->node->input, *const *out = call->node->output;
@@ -133,6 +153,7 @@ const Op OP_RESIDUAL_NORM = {
     .in_place = residual_norm_in_place,
     .describe = residual_norm_describe,
     .reference = residual_norm_reference,
+    .again = residual_norm_again,
 };
 
 /* An element of dsum: 10 (rmsnorm 7), see there; dweight 2; dbias 1; dbranch 1, and 1 for its sums. */

@@ -79,6 +79,7 @@ const Op OP_RMSNORM = {
     .in_place = rmsnorm_in_place,
     .describe = rmsnorm_describe,
     .reference = rmsnorm_reference,
+    .again = op_repeat,
 };
 
 /* An element of dx: 1 for x̂, 1 for g, 2 for the sum, 3 to combine; dweight 2 with x̂ at hand. */

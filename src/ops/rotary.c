@@ -84,4 +84,5 @@ const Op OP_ROTARY = {
     .in_place = rotary_in_place,
     .describe = rotary_describe,
     .reference = rotary_reference,
+    .again = op_repeat,
 };

@@ -53,6 +53,7 @@ const Op OP_SWIGLU = {
     .gradient = swiglu_gradient,
     .flops = swiglu_flops,
     .reference = swiglu_reference,
+    .again = op_repeat,
 };
 
 /* An element of dy: 4 for the sigmoid, 2 for dvalue, 6 for dgate. */

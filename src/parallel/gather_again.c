@@ -75,27 +75,28 @@ static bool is_kept(const Graph *graph, Tensor *tensor) {
 
 /* Of a node that costs little and reads what is kept: x once more. Else x, which is then kept itself. */
 static Tensor *made_again(Graph *graph, Tensor *x) {
-    enum { FLOPS_OF_AN_ELEMENT = 16 };
     const Node *made_by = x->producer;
-    bool is_cheap = !x->base && made_by && made_by->phase == PHASE_FORWARD &&
-                    op_cost(made_by).flops <= (double)FLOPS_OF_AN_ELEMENT * (double)tensor_count(x);
-    for (int k = 0; is_cheap && k < made_by->n_inputs; k++)
-        is_cheap = !made_by->input[k] || is_kept(graph, made_by->input[k]);
-    for (int k = 0; is_cheap && k < made_by->n_outputs; k++) /* what others read, too, is there already */
-        is_cheap = !made_by->output[k] || made_by->output[k] == x ||
-                   tensor_count(made_by->output[k]) < tensor_count(x);
-    if (!is_cheap) return x;
-    Tensor *again = x, *outputs[NODE_MAX_OUTPUTS] = {0};
-    for (int k = 0; k < made_by->n_outputs; k++) {
-        const Tensor *old = made_by->output[k];
+    if (x->base || !made_by || made_by->phase != PHASE_FORWARD || !made_by->op->again) return x;
+    Node again = *made_by;
+    int output = 0;
+    while (output < made_by->n_outputs && made_by->output[output] != x) output++;
+    if (output == made_by->n_outputs || !made_by->op->again(graph, &again, output)) return x;
+    for (int k = 0; k < again.n_inputs; k++)
+        if (again.input[k] && !is_kept(graph, again.input[k])) return x;
+    for (int k = 0; k < again.n_outputs; k++) /* what others read, too, is there already */
+        if (again.output[k] && again.output[k] != x && tensor_count(again.output[k]) >= tensor_count(x))
+            return x;
+    Tensor *made = x, *outputs[NODE_MAX_OUTPUTS] = {0};
+    for (int k = 0; k < again.n_outputs; k++) {
+        const Tensor *old = again.output[k];
         if (!old) continue;
         outputs[k] = graph_tensor(graph, PLACE_ACTIVATION, old->dtype, old->shape, "%s again", old->name);
-        if (old == x) again = outputs[k];
+        if (old == x) made = outputs[k];
     }
-    graph_record(graph, made_by->op, made_by->attributes, made_by->attributes_bytes, made_by->n_inputs,
-                 made_by->input, made_by->n_outputs, outputs)
+    graph_record(graph, again.op, again.attributes, again.attributes_bytes, again.n_inputs, again.input,
+                 again.n_outputs, outputs)
         ->is_recomputed = true;
-    return again;
+    return made;
 }
 
 /* What reads it in the backward reads the second one. */
@@ -141,11 +142,7 @@ static void gather_one(Insertion *insertion, const Branch *branch) {
     read_again(graph, n_old, tensor_root(enter->y), y);
 }
 
-/* Each saves one part in sixteen of a block's activations on two ranks, and costs messages: with every second
- * one, two ranks keep half of what one does. */
-enum { EVERY = 2 };
-
-int gather_again(Graph *graph) {
+int gather_again(Graph *graph, int every) {
     if (graph->error.status != STATUS_OK) return 0;
     Arena scratch = {0};
     Branch *branches = ARENA_ARRAY(&scratch, Branch, graph->n_nodes + 1);
@@ -153,11 +150,11 @@ int gather_again(Graph *graph) {
     Section section = graph->section;
     graph->section = SECTION_BACKWARD;
     Insertion insertion = insertion_begin(graph);
-    for (int i = EVERY - 1; i < n; i += EVERY) gather_one(&insertion, &branches[i]);
+    for (int i = every - 1; i < n; i += every) gather_one(&insertion, &branches[i]);
     insertion_end(&insertion);
     graph->section = section;
     graph->block = NO_BLOCK;
     graph->chunk = 0;
     arena_free(&scratch);
-    return n > 0 ? n / EVERY : 0;
+    return n > 0 ? n / every : 0;
 }

@@ -1,6 +1,6 @@
 /* Several things make a step smaller, and each costs something else: a smaller micro-batch keeps the device
- * less busy, recomputation takes a third more arithmetic, 16-bit numbers round, ZeRO communicates. Which of
- * them the user would rather pay is not known here, so the mildest of each kind that fits is offered.
+ * less busy, recomputation takes a few percent more time (selective) or a third more arithmetic (of whole
+ * blocks), 16-bit numbers round, ZeRO communicates. Which of them the user would rather pay is not known here, so the mildest of each kind that fits is offered.
  *
  * Memory is close to a + b·(micro-batch): a is mostly what the parameters need, which is known without
  * planning. So one plan gives b, and b the micro-batch to try next; from there it goes up or down by factors
@@ -9,6 +9,8 @@
 #include "plan/advice.h"
 
 #include "base/text/format.h"
+#include "graph/passes/recompute.h"
+#include "train/options.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -131,6 +133,23 @@ static void try_choice(Search *search, MemoryChoice choice) {
     if (find_largest(search, choice, &answer) && gains(search, &answer)) offer(search, &answer);
 }
 
+/* What is cheap, and whole blocks where that lets more sequences in at once. */
+static void try_recompute(Search *search) {
+    static const int64_t kinds[] = {RECOMPUTE_SELECTIVE, 1};
+    int64_t most = 0;
+    for (int i = 0; i < 2; i++) {
+        MemoryChoice choice = search->question->present;
+        MemoryAnswer answer;
+        if (choice.recompute > 0 || choice.recompute == kinds[i] || most == choice.micro_batch) continue;
+        choice.recompute = kinds[i];
+        if (!find_largest(search, choice, &answer) || answer.choice.micro_batch <= most ||
+            !gains(search, &answer))
+            continue;
+        most = answer.choice.micro_batch;
+        offer(search, &answer);
+    }
+}
+
 /* The first stage with which everything else may stay as it is. */
 static void try_zero(Search *search) {
     const MemoryQuestion *question = search->question;
@@ -157,7 +176,7 @@ static void try_offload(Search *search) {
 /* Several things together, where none alone is enough. */
 static void try_together(Search *search) {
     MemoryChoice choice = search->question->present;
-    if (!choice.recompute) choice.recompute = 1;
+    if (choice.recompute <= 0) choice.recompute = 1;
     if (search->question->may_offload) {
         choice.offloads = true;
         try_choice(search, choice);
@@ -180,11 +199,7 @@ MemoryAdvice memory_advise(const MemoryQuestion *question) {
     Search search = {.question = question, .advice = &advice};
     list_levels(&search);
     try_choice(&search, *present);
-    if (!present->recompute) {
-        MemoryChoice choice = *present;
-        choice.recompute = 1;
-        try_choice(&search, choice);
-    }
+    try_recompute(&search);
     /* On a CPU 16 bits cost time, so there they are the last resort. */
     if (question->is_gpu && (present->precision == PRECISION_F32 || present->precision == PRECISION_TF32)) {
         MemoryChoice choice = *present;
@@ -228,12 +243,14 @@ static void append_choice(const MemoryQuestion *question, const MemoryChoice *ch
                           size_t n_bytes) {
     const MemoryChoice *present = &question->present;
     size_t n = strlen(text);
+    char recompute[24];
     if (choice->micro_batch != present->micro_batch)
         n += (size_t)snprintf(text + n, n_bytes - n, "%s %lld ",
                               question->has_one_micro_batch ? "--batch" : "--micro-batch",
                               (long long)choice->micro_batch);
     if (choice->recompute != present->recompute)
-        n += (size_t)snprintf(text + n, n_bytes - n, "--recompute %lld ", (long long)choice->recompute);
+        n += (size_t)snprintf(text + n, n_bytes - n, "--recompute %s ",
+                              recompute_text(choice->recompute, recompute, sizeof recompute));
     if (choice->precision != present->precision)
         n += (size_t)snprintf(text + n, n_bytes - n, "--dtype %s ", precision_names[choice->precision]);
     if (choice->zero != present->zero)

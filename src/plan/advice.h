@@ -18,8 +18,8 @@
 typedef struct {
     int64_t batch;       /* sequences a step */
     int64_t micro_batch; /* sequences that a rank computes at once */
-    int64_t recompute;
-    int precision; /* PrecisionKind */
+    int64_t recompute;   /* as --recompute takes it */
+    int precision;       /* PrecisionKind */
     int zero;
     bool offloads; /* the optimizer, to the host's memory, or on a CPU to a file */
 } MemoryChoice;
@@ -46,7 +46,7 @@ typedef struct {
     uint64_t n_bytes;
 } MemoryAnswer;
 
-enum { MEMORY_MOST_ANSWERS = 4, MEMORY_MOST_PLANS = 12 };
+enum { MEMORY_MOST_ANSWERS = 5, MEMORY_MOST_PLANS = 15 };
 
 typedef struct {
     MemoryAnswer answer[MEMORY_MOST_ANSWERS];

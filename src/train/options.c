@@ -1,9 +1,21 @@
 #include "train/options.h"
 
 #include "device/device.h"
+#include "graph/passes/recompute.h"
 #include "graph/precision.h"
 
+#include <stdio.h>
+
 enum { MANY = 1 << 30 };
+
+const OptionWord recompute_words[] = {
+    {"none", RECOMPUTE_NONE}, {"selective", RECOMPUTE_SELECTIVE}, {"full", 1}, {NULL, 0}};
+
+const char *recompute_text(int64_t recompute, char *text, size_t n_bytes) {
+    if (recompute == RECOMPUTE_SELECTIVE) snprintf(text, n_bytes, "selective");
+    else snprintf(text, n_bytes, "%lld", (long long)recompute);
+    return text;
+}
 
 const OptionSpec train_option_specs[] = {
     OPTION_INT("batch", TrainOptions, batch, 16, 1, MANY, "sequences a step"),
@@ -18,9 +30,11 @@ const OptionSpec train_option_specs[] = {
     OPTION_INT("seed", TrainOptions, seed, 1, 0, INT64_MAX,
                "fixes initial weights, order of the data and dropout", .flags = OPTION_FIXED),
     OPTION_INT(
-        "recompute", TrainOptions, recompute, 0, 0, 1000,
-        "activation checkpointing: keep only every Nth block's input and recompute the rest in the backward, except "
-        "for the last N blocks; 0: keep everything"),
+        "recompute", TrainOptions, recompute, RECOMPUTE_NONE, 0, 1000,
+        "activation checkpointing. N: keep only every Nth block's input and recompute the rest in the backward, except "
+        "for the last N blocks; full: 1. selective: keep what GEMMs and attention make and recompute what is cheap, "
+        "norms and activations; a third less memory for a few percent of time. 0, none: keep everything",
+        .words = recompute_words),
     OPTION_INT("loss-chunk", TrainOptions, loss_chunk, 0, 0, MANY,
                "tokens whose logits are in memory at a time; 0: chosen by size"),
     OPTION_CHOICE(

@@ -38,4 +38,9 @@ typedef struct {
 
 extern const OptionSpec train_option_specs[];
 
+/* The names that --recompute has for some of its numbers (RECOMPUTE_SELECTIVE), and a number as that option
+ * takes it. */
+extern const OptionWord recompute_words[];
+const char *recompute_text(int64_t recompute, char *text, size_t n_bytes);
+
 #endif

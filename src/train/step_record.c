@@ -5,6 +5,7 @@
 #include "graph/passes/eager.h"
 #include "graph/passes/lazy.h"
 #include "graph/passes/recompute.h"
+#include "graph/passes/selective.h"
 #include "graph/passes/split_backward.h"
 #include "graph/passes/sums.h"
 #include "ops/ops.h"
@@ -67,7 +68,7 @@ static GptLossOptions loss_options(const TrainStep *step, const Backend *backend
                             .traits = &backend->traits,
                             .is_training = is_training,
                             .dtype = options->precision.weight,
-                            .recompute = options->recompute,
+                            .recompute = options->recompute > 0 ? options->recompute : 0,
                             .split = step_split(options),
                             .scales_loss = options->precision.scales_loss};
 }
@@ -174,8 +175,10 @@ static Status record_backward(TrainStep *step, const Backend *backend, PipelineR
     eager_gradients(step->graph);
     lazy_gradients(step->graph);
     move_column_sums(step->graph, backend);
-    recompute_chunks(step->graph, (int)options->recompute, step->n_chunks, step_list_frames(step, true));
-    if (options->by_sequence && !options->recompute) gather_again(step->graph);
+    bool is_selective = options->recompute == RECOMPUTE_SELECTIVE;
+    if (is_selective) selective_run(step->graph);
+    else recompute_chunks(step->graph, (int)options->recompute, step->n_chunks, step_list_frames(step, true));
+    if (options->by_sequence && options->recompute <= 0) gather_again(step->graph, is_selective ? 1 : 2);
     if (pipeline) send_gradients(step, pipeline);
     return STATUS_OK;
 }

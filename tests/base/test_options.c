@@ -250,6 +250,43 @@ static void test_positionals(void **state) {
     ASSERT_REFUSED(bare, "unknown option --steps; 'pgpt version --help' lists them", "--steps=5");
 }
 
+/* A whole number may have names, which may stand for what is out of its range. */
+static void test_words(void **state) {
+    (void)state;
+    static const OptionWord words[] = {{"none", 0}, {"all", -1}, {NULL, 0}};
+    static const OptionSpec specs[] = {
+        OPTION_INT("layers", ModelOptions, n_layers, 2, 0, 5, "how many", .words = words), OPTION_END};
+    static const OptionGroup named_groups[] = {OPTION_GROUP("A", Values, model, specs), OPTION_GROUP_END};
+    static const OptionCommand named = {.name = "t", .groups = named_groups};
+    static const struct {
+        const char *text, *shown;
+        int64_t value;
+    } cases[] = {{"3", "3", 3}, {"none", "0", 0}, {"all", "all", -1}, {"ALL", "all", -1}};
+    Options options;
+    Values values;
+    Error error;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Arena arena = {0};
+        assert_int_equal(parse(&options, &named, &values, &error, "--layers", cases[i].text, NULL),
+                         STATUS_OK);
+        assert_int_equal(values.model.n_layers, cases[i].value);
+        assert_string_equal(option_value_text(&specs[0], &values.model.n_layers, &arena), cases[i].shown);
+        json_t *object = options_to_json(&options), *value = json_object_get(object, "layers");
+        if (cases[i].value < 0) assert_string_equal(json_string_value(value), "all");
+        else assert_int_equal(json_integer_value(value), cases[i].value);
+        assert_string_equal(option_facts(&specs[0], &arena), "0 to 5; none, all; default 2");
+        json_decref(object);
+        options_free(&options);
+        arena_free(&arena);
+    }
+    ASSERT_REFUSED(named, "--layers wants a whole number between 0 and 5, or one of none, all, got '-1'",
+                   "--layers", "-1");
+    ASSERT_REFUSED(
+        named,
+        "--layers wants a whole number between 0 and 5, or one of none, all, got 'nome'; did you mean none?",
+        "--layers", "nome");
+}
+
 static void test_wrong_tables(void **state) {
     (void)state;
     static const OptionSpec twice[] = {OPTION_BOOL("tied", ModelOptions, tied, true, "again"), OPTION_END};
@@ -437,19 +474,13 @@ static void test_man(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults),
-        cmocka_unit_test(test_forms),
-        cmocka_unit_test(test_whole_numbers),
-        cmocka_unit_test(test_no_whole_numbers),
-        cmocka_unit_test(test_real_numbers),
-        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_long_values),
-        cmocka_unit_test(test_positionals),
-        cmocka_unit_test(test_wrong_tables),
-        cmocka_unit_test(test_help),
-        cmocka_unit_test(test_refused_without_effect),
-        cmocka_unit_test(test_json_record),
-        cmocka_unit_test(test_overview),
+        cmocka_unit_test(test_defaults),      cmocka_unit_test(test_forms),
+        cmocka_unit_test(test_whole_numbers), cmocka_unit_test(test_no_whole_numbers),
+        cmocka_unit_test(test_real_numbers),  cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_long_values),   cmocka_unit_test(test_positionals),
+        cmocka_unit_test(test_words),         cmocka_unit_test(test_wrong_tables),
+        cmocka_unit_test(test_help),          cmocka_unit_test(test_refused_without_effect),
+        cmocka_unit_test(test_json_record),   cmocka_unit_test(test_overview),
         cmocka_unit_test(test_man),
     };
     return cmocka_run_group_tests(tests, make_file, remove_file);

@@ -73,7 +73,7 @@ tail -n 1 out | check_json
 [[ $(tail -n 1 out | field layouts) == 64 && $(tail -n 1 out | field differ) == 0 ]] || fail "of a sample: $(cat out)"
 (($(grep -c ' same$' out) == 64)) || fail "not one line a layout: $(cat out)"
 for words in 'gpt-2, tied' 'gpt-2, untied' 'llama, tied' 'llama, untied' 'sparse, tied' 'zero 1' 'zero 2' 'zero 3' 'pp 2' 'pp 3' 'pp 4' 'pp 6' 'pp 8' \
-    'dp 2, tp 2' naive gpipe 1f1b interleaved zb-h1 zb-h2 zb-v pipedream pipedream-2bw '2 chunks' '3 chunks' '1 micro-batch' recompute sequence 'clip check'; do
+    'dp 2, tp 2' naive gpipe 1f1b interleaved zb-h1 zb-h2 zb-v pipedream pipedream-2bw '2 chunks' '3 chunks' '1 micro-batch' recompute 'recompute selective' sequence 'clip check'; do
     grep -q "${words}[, ].* same\$" out || fail "no layout with '$words' in the sample: $(cat out)"
 done
 for again in 1 2; do # the same sample each time

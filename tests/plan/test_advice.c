@@ -5,6 +5,7 @@
 #include "base/system/memory.h"
 #include "comm/comm_null.h"
 #include "device/device.h"
+#include "graph/passes/recompute.h"
 #include "mesh_support.h"
 #include "plan/advice.h"
 #include "plan/host_memory.h"
@@ -142,24 +143,37 @@ static void test_largest_micro_batch(void **unused) {
     close_step(&step);
 }
 
-/* Recomputation is named beside it only where it lets more sequences in at once. */
+/* Recomputation is named beside it only where it lets more sequences in at once: of what is cheap, and of
+ * whole blocks where those let in more still. */
 static void test_recompute(void **unused) {
     (void)unused;
     char text[512];
     Step step;
     open_step(&step, 1);
-    MemoryChoice present = {.batch = 64, .micro_batch = 64},
-                 again = {.batch = 64, .micro_batch = 64, .recompute = 1};
+    MemoryChoice present = {.batch = 64, .micro_batch = 64}, again = present, cheap = present;
+    again.recompute = 1;
+    cheap.recompute = RECOMPUTE_SELECTIVE;
     MemoryQuestion question = ask(&step, present, bytes_of(&step, again));
     MemoryAdvice advice = memory_advise(&question);
     assert_true_answers(&step, &question, &advice);
-    assert_int_equal(advice.n_answers, 2);
+    assert_true(bytes_of(&step, again) < bytes_of(&step, cheap));
+    const MemoryAnswer *last = &advice.answer[advice.n_answers - 1];
+    assert_true(advice.n_answers >= 2);
     assert_true(advice.answer[0].choice.micro_batch < 64);
-    assert_int_equal(advice.answer[1].choice.micro_batch, 64);
-    assert_int_equal(advice.answer[1].choice.recompute, 1);
+    assert_int_equal(last->choice.micro_batch, 64);
+    assert_int_equal(last->choice.recompute, 1);
+    for (int i = 1; i < advice.n_answers; i++)
+        assert_true(advice.answer[i].choice.micro_batch > advice.answer[i - 1].choice.micro_batch);
     text_of(&question, &advice, text);
     assert_non_null(strstr(text, "what would fit: --micro-batch "));
     assert_non_null(strstr(text, ", --recompute 1 ("));
+    question.usable = bytes_of(&step, cheap); /* then that is enough */
+    advice = memory_advise(&question);
+    assert_true_answers(&step, &question, &advice);
+    assert_int_equal(advice.n_answers, 2);
+    assert_int_equal(advice.answer[1].choice.micro_batch, 64);
+    assert_int_equal(advice.answer[1].choice.recompute, RECOMPUTE_SELECTIVE);
+    assert_non_null(strstr(text_of(&question, &advice, text), ", --recompute selective ("));
     question.present.recompute = 1; /* it is there already: nothing to gain from it */
     question.usable = bytes_of(&step, (MemoryChoice){.batch = 64, .micro_batch = 16, .recompute = 1});
     advice = memory_advise(&question);

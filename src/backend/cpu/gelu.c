@@ -4,6 +4,7 @@
  *     y = x·s,   dy/dx = s + x·s·(1-s)·2u',   u = √(2/π)·(x + 0.044715·x³),
  * with one exponential and one division. The erf form has dy/dx = Φ(x) + x·φ(x). Every element is read before
  * it is written, so the output may replace either input. */
+#include "backend/cpu/gelu_value.h"
 #include "backend/cpu/kernels.h"
 #include "ops/ops.h"
 
@@ -13,12 +14,7 @@
 #define ONE_OVER_SQRT_2_PI 0.3989422804014327f
 
 CPU_INLINE vec value(vec x, Activation activation) {
-    if (activation == ACTIVATION_GELU_ERF) {
-        vec half = vec_set(0.5f) * x;
-        return vec_fma(half, vec_erf(x * vec_set(SQRT_1_OVER_2)), half);
-    }
-    vec rest;
-    return x * vec_sigmoid(x * vec_fma(vec_set(CUBIC), x * x, vec_set(TWO_SQRT_2_OVER_PI)), &rest);
+    return activation == ACTIVATION_GELU_ERF ? gelu_erf(x) : gelu_tanh(x);
 }
 
 CPU_INLINE vec slope(vec x, Activation activation) {
@@ -43,21 +39,33 @@ CPU_INLINE void forward_range(const float *x, float *y, CpuRange range, Activati
     if (i < range.end) forward_step(x + i, y + i, activation, add, (int)(range.end - i));
 }
 
+static void forward(const LinearAttributes *a, const float *x, float *y, CpuRange range, bool add) {
+    if (a->activation == ACTIVATION_GELU_ERF) forward_range(x, y, range, ACTIVATION_GELU_ERF, add);
+    else forward_range(x, y, range, ACTIVATION_GELU_TANH, add);
+}
+
 Status cpu_gelu(const KernelCall *call, Error *error) {
     (void)error;
-    const LinearAttributes *a = call->node->attributes;
     int64_t count = tensor_count(call->node->input[0]);
+    int n_parts = cpu_threads(call, count);
+#pragma omp parallel for schedule(static) num_threads(n_parts)
+    for (int part = 0; part < n_parts; part++)
+        forward(call->node->attributes, call->in[0], call->out[0], cpu_part(count, part, n_parts),
+                call->add[0]);
+    return STATUS_OK;
+}
+
+void cpu_gelu_of_stored(const KernelCall *call, int64_t count, float *before, float *y) {
+    DType dtype = call->node->output[0]->dtype;
+    const LinearAttributes *a = call->node->attributes;
+    if (dtype == DTYPE_F32 || a->activation == ACTIVATION_NONE) return;
     int n_parts = cpu_threads(call, count);
 #pragma omp parallel for schedule(static) num_threads(n_parts)
     for (int part = 0; part < n_parts; part++) {
         CpuRange range = cpu_part(count, part, n_parts);
-        if (a->activation == ACTIVATION_GELU_ERF) {
-            forward_range(call->in[0], call->out[0], range, ACTIVATION_GELU_ERF, call->add[0]);
-        } else {
-            forward_range(call->in[0], call->out[0], range, ACTIVATION_GELU_TANH, call->add[0]);
-        }
+        cpu_round(dtype, before + range.first, range.end - range.first);
+        forward(a, before, y, range, false);
     }
-    return STATUS_OK;
 }
 
 CPU_INLINE void backward_step(const float *dy, const float *x, float *dx, Activation activation, bool add,

@@ -26,6 +26,10 @@ CPU_KERNELS(PLAIN, WITH_SCRATCH)
 void cpu_gelu_slope(const KernelCall *call, int64_t count, const float *dy, const float *x, float *dx,
                     bool add);
 
+/* y = the node's activation of `before`, of so many, which is first rounded to the node's type as it will be
+ * stored; nothing where that is f32. So it can be made again of what is stored. */
+void cpu_gelu_of_stored(const KernelCall *call, int64_t count, float *before, float *y);
+
 /* ---- 16-bit storage (half.c) ----
  * Kernels compute on f32. Where a node has 16-bit tensors, cpu_widened runs its f32 kernel on widened
  * copies. */

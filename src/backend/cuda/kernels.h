@@ -163,6 +163,8 @@ Status cuda_reduce_all(const CudaContext *context, const void *x, DType dtype, i
 CUDA_KERNELS(KERNEL, KERNEL)
 #undef KERNEL
 
+/* y = the node's activation of x, both like this tensor. */
+Status cuda_gelu_values(const KernelCall *call, const Tensor *like, const void *x, void *y, Error *error);
 /* dx = dy · slope at x of the node's activation, all like its first output; dx may be dy or x. */
 Status cuda_gelu_slope(const KernelCall *call, const void *dy, const void *x, void *dx, bool add,
                        Error *error);

@@ -62,6 +62,12 @@ enum {
         32, /* computed with as a 32-bit float: the value must be in range as one, and 0 only if it is 0 */
 };
 
+/* A name for a whole number, which may lie outside of the option's range: {"all", -1}. */
+typedef struct {
+    const char *name;
+    int64_t value;
+} OptionWord;
+
 typedef struct {
     const char
         *name; /* "micro-batch"; --micro_batch is understood too. At most 40 bytes of a-z, 0-9 and '-' */
@@ -75,6 +81,7 @@ typedef struct {
     const char *text_alone;     /* of a string: its value where none follows; NULL: it wants one */
     const char *value_name;     /* what --help calls a string: FILE, TEXT, [FILE] */
     const char *const *choices; /* NULL-terminated, in the order of the enum */
+    const OptionWord *words;    /* of a whole number, up to one without a name; NULL: none */
     const char *help;           /* one or more sentences without final full stop */
 } OptionSpec;
 
@@ -223,6 +230,9 @@ Status option_parse(const OptionSpec *spec, const char *shown, const char *text,
 /* The value as text that options_set understands (a string as itself), from the arena. */
 const char *option_value_text(const OptionSpec *spec, const void *field, Arena *arena);
 const char *option_default_text(const OptionSpec *spec, Arena *arena);
+
+/* The name of a value of an OPTION_INT that is no number to the user; NULL: it is one. */
+const char *option_int_word(const OptionSpec *spec, int64_t value);
 
 /* "a whole number between 1 and 100", as in the messages; and in short with the default,
  * "1 to 100; default 5", as in help and manual. */

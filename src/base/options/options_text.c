@@ -180,10 +180,13 @@ void options_write_overview(FILE *stream, const ManPage *page, int columns) {
 static json_t *value_json(const OptionSpec *spec, const void *field, Arena *arena) {
     switch (spec->type) {
     case OPTION_TYPE_BOOL: return json_boolean(*(const bool *)field);
-    case OPTION_TYPE_INT: return json_integer(*(const int64_t *)field);
+    case OPTION_TYPE_INT:
+        if (option_int_word(spec, *(const int64_t *)field)) break;
+        return json_integer(*(const int64_t *)field);
     case OPTION_TYPE_FLOAT: return json_make_number(*(const double *)field);
-    default: return json_make_text(option_value_text(spec, field, arena));
+    default: break;
     }
+    return json_make_text(option_value_text(spec, field, arena));
 }
 
 json_t *options_to_json(const Options *options) {

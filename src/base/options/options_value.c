@@ -121,6 +121,15 @@ static bool parse_choice(const char *const *choices, const char *text, int *valu
     return false;
 }
 
+static bool parse_word(const OptionWord *words, const char *text, int64_t *value) {
+    for (const OptionWord *word = words; word && word->name; word++) {
+        if (strcasecmp(text, word->name) != 0) continue;
+        *value = word->value;
+        return true;
+    }
+    return false;
+}
+
 static bool int_in_range(const OptionSpec *spec, int64_t value) {
     if (spec->flags & OPTION_ABOVE_MIN ? value <= spec->int_min : value < spec->int_min) return false;
     return spec->flags & OPTION_BELOW_MAX ? value < spec->int_max : value <= spec->int_max;
@@ -168,7 +177,9 @@ static bool parse_into(const OptionSpec *spec, const char *text, void *field, Ar
         *(bool *)field = truth;
         return true;
     case OPTION_TYPE_INT:
-        if (!parse_int(text, &whole) || !int_in_range(spec, whole)) return false;
+        if (!parse_word(spec->words, text, &whole) &&
+            (!parse_int(text, &whole) || !int_in_range(spec, whole)))
+            return false;
         *(int64_t *)field = whole;
         return true;
     case OPTION_TYPE_FLOAT:
@@ -184,11 +195,21 @@ static bool parse_into(const OptionSpec *spec, const char *text, void *field, Ar
     return false;
 }
 
+/* The one of its names that a text was meant to be; NULL: none. */
+static const char *meant_by(const OptionSpec *spec, const char *text, Arena *arena) {
+    int n = 0;
+    if (spec->type == OPTION_TYPE_CHOICE) return format_nearest(text, spec->choices);
+    while (spec->words && spec->words[n].name) n++;
+    const char **names = ARENA_ARRAY(arena, const char *, n + 1);
+    for (int i = 0; i < n; i++) names[i] = spec->words[i].name;
+    return format_nearest(text, names);
+}
+
 Status option_parse(const OptionSpec *spec, const char *shown, const char *text, void *field, Arena *arena,
                     Error *error) {
     if (parse_into(spec, text, field, arena)) return STATUS_OK;
-    const char *meant = spec->type == OPTION_TYPE_CHOICE ? format_nearest(text, spec->choices) : NULL;
     Arena scratch = {0};
+    const char *meant = meant_by(spec, text, &scratch);
     const char *lost = f32_loss(spec, text);
     error_user(error, "%s wants %s, got '%s'%s%s%s%s", shown, option_wants(spec, &scratch),
                plain_value(text).text, lost, meant ? "; did you mean " : "", meant ? meant : "",
@@ -197,11 +218,22 @@ Status option_parse(const OptionSpec *spec, const char *shown, const char *text,
     return error->status;
 }
 
+const char *option_int_word(const OptionSpec *spec, int64_t value) {
+    for (const OptionWord *word = spec->words; word && word->name && !int_in_range(spec, value); word++)
+        if (word->value == value) return word->name;
+    return NULL;
+}
+
+static const char *int_text(const OptionSpec *spec, int64_t value, Arena *arena) {
+    const char *word = option_int_word(spec, value);
+    return word ? word : arena_printf(arena, "%" PRId64, value);
+}
+
 const char *option_value_text(const OptionSpec *spec, const void *field, Arena *arena) {
     int choice;
     switch (spec->type) {
     case OPTION_TYPE_BOOL: return *(const bool *)field ? "true" : "false";
-    case OPTION_TYPE_INT: return arena_printf(arena, "%" PRId64, *(const int64_t *)field);
+    case OPTION_TYPE_INT: return int_text(spec, *(const int64_t *)field, arena);
     case OPTION_TYPE_FLOAT: return arena_strdup(arena, format_double(*(const double *)field).text);
     case OPTION_TYPE_STRING: return *(const char *const *)field;
     case OPTION_TYPE_CHOICE: memcpy(&choice, field, sizeof choice); return spec->choices[choice];
@@ -212,7 +244,7 @@ const char *option_value_text(const OptionSpec *spec, const void *field, Arena *
 const char *option_default_text(const OptionSpec *spec, Arena *arena) {
     switch (spec->type) {
     case OPTION_TYPE_BOOL: return spec->bool_default ? "true" : "false";
-    case OPTION_TYPE_INT: return arena_printf(arena, "%" PRId64, spec->int_default);
+    case OPTION_TYPE_INT: return int_text(spec, spec->int_default, arena);
     case OPTION_TYPE_FLOAT: return arena_strdup(arena, format_double(spec->float_default).text);
     case OPTION_TYPE_STRING: return spec->text_default ? spec->text_default : "";
     case OPTION_TYPE_CHOICE: return spec->choices[spec->int_default];
@@ -265,10 +297,23 @@ static const char *choice_list(const OptionSpec *spec, Arena *arena) {
     return list;
 }
 
+/* "none, selective" */
+static const char *word_list(const OptionSpec *spec, Arena *arena) {
+    const char *list = "";
+    for (const OptionWord *word = spec->words; word && word->name; word++)
+        list = arena_printf(arena, "%s%s%s", list, *list ? ", " : "", word->name);
+    return list;
+}
+
+/* The same with what is wanted otherwise. */
+static const char *or_word(const OptionSpec *spec, const char *wanted, Arena *arena) {
+    return spec->words ? arena_printf(arena, "%s, or one of %s", wanted, word_list(spec, arena)) : wanted;
+}
+
 const char *option_wants(const OptionSpec *spec, Arena *arena) {
     switch (spec->type) {
     case OPTION_TYPE_BOOL: return "true or false";
-    case OPTION_TYPE_INT: return number_wants(spec, "a whole number", arena);
+    case OPTION_TYPE_INT: return or_word(spec, number_wants(spec, "a whole number", arena), arena);
     case OPTION_TYPE_FLOAT: return number_wants(spec, "a number", arena);
     case OPTION_TYPE_STRING: return "a text";
     case OPTION_TYPE_CHOICE: return arena_printf(arena, "one of %s", choice_list(spec, arena));
@@ -281,7 +326,9 @@ const char *option_facts(const OptionSpec *spec, Arena *arena) {
     switch (spec->type) {
     case OPTION_TYPE_BOOL: return arena_printf(arena, "default %s", spec->bool_default ? "on" : "off");
     case OPTION_TYPE_INT:
-    case OPTION_TYPE_FLOAT: return arena_printf(arena, "%sdefault %s", number_range(spec, arena), initial);
+    case OPTION_TYPE_FLOAT:
+        return arena_printf(arena, "%s%s%sdefault %s", number_range(spec, arena), word_list(spec, arena),
+                            spec->words ? "; " : "", initial);
     case OPTION_TYPE_STRING: return *initial ? arena_printf(arena, "default \"%s\"", initial) : "";
     case OPTION_TYPE_CHOICE: return arena_printf(arena, "%s; default %s", choice_list(spec, arena), initial);
     }

@@ -5,6 +5,7 @@
 #include "base/options/options_refuse.h"
 #include "base/text/format.h"
 #include "cli/bench/bench.h"
+#include "train/options.h"
 
 #include <string.h>
 
@@ -37,7 +38,8 @@ static const OptionSpec bench_option_specs[] = {
     OPTION_INT(
         "recompute", BenchCall, setup.bench.recompute, 0, 0, 1000,
         "activation checkpointing: keep only every Nth block's input and recompute the rest in the backward; "
-        "0: keep everything"),
+        "selective: recompute what is cheap; 0: keep everything",
+        .words = recompute_words),
     OPTION_INT("loss-chunk", BenchCall, setup.bench.loss_chunk, 0, 0, MANY,
                "tokens whose logits are in memory at a time; 0: chosen by size"),
     OPTION_INT("steps", BenchCall, setup.bench.n_steps, 5, 1, MANY_RUNS, "timed steps of 'step'"),

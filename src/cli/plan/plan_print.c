@@ -4,6 +4,7 @@
 #include "base/text/format.h"
 #include "base/text/plain.h"
 #include "device/device.h"
+#include "graph/passes/recompute.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -57,7 +58,8 @@ static void print_run(const PlanRun *plan, const PlanFigures *figures) {
         printf(", schedule %s in %s a stage", schedule_info(figures->schedule.kind)->name,
                format_things(figures->schedule.shape.n_chunks, "chunk").text);
     if (values->parallel.zero) printf(", ZeRO %lld", (long long)values->parallel.zero);
-    if (values->train.recompute)
+    if (values->train.recompute == RECOMPUTE_SELECTIVE) printf(", selective recomputation");
+    else if (values->train.recompute)
         printf(", every %lld. block's input kept", (long long)values->train.recompute);
     printf("\n");
 }

@@ -148,8 +148,8 @@ static void print_ladder(PlanRun *plan) {
     printf("on %s, %d tokens a parameter (Hoffmann et al. 2022), sequences of %lld:\n",
            plain(plan->machine.machine.device.name).text, TOKENS_A_PARAMETER,
            (long long)plan->train.values.train.sequence);
-    printf("%-6s %6s %4s %4s %4s %5s %6s %5s %10s %9s %8s %9s\n", "model", "GPUs", "dp", "tp", "pp", "ZeRO",
-           "micro", "rec.", "memory", "PFLOP/s", "MFU", "days");
+    printf("%-6s %6s %4s %4s %4s %5s %6s %9s %10s %9s %8s %9s\n", "model", "GPUs", "dp", "tp", "pp", "ZeRO",
+           "micro", "recompute", "memory", "PFLOP/s", "MFU", "days");
     for (int i = 0; i < N_RUNGS; i++) {
         bool is_shown = false;
         for (size_t k = 0; k < sizeof shown / sizeof shown[0]; k++)
@@ -158,6 +158,7 @@ static void print_ladder(PlanRun *plan) {
             PlanRun one = with_model(plan, &rungs[i], n, batch_for(plan, rungs[i].batch_tokens, 1));
             const ModelConfig *model = &one.train.values.model;
             TunedLayout best;
+            char recompute[24];
             if (one.train.values.train.batch < n / 64) continue;
             if (!tune_quickly(&one, &best)) {
                 printf("%-6s %6d   does not fit, or the batch of %lld is too small\n", rungs[i].name, n,
@@ -169,9 +170,10 @@ static void print_ladder(PlanRun *plan) {
                 parameters_of((double)model->n_layers, (double)model->n_channels, (double)model->vocabulary);
             double flops = model_flops_standard(model, one.train.values.train.batch,
                                                 one.train.values.train.sequence, false);
-            printf("%-6s %6d %4d %4d %4d %5d %6lld %5lld %10s %9.2f %7.1f%% %9.3g\n", rungs[i].name, n,
+            printf("%-6s %6d %4d %4d %4d %5d %6lld %9s %10s %9.2f %7.1f%% %9.3g\n", rungs[i].name, n,
                    best.layout.size[AXIS_DP], best.layout.size[AXIS_TP], best.layout.size[AXIS_PP],
-                   best.layout.zero, (long long)best.layout.micro_batch, (long long)best.layout.recompute,
+                   best.layout.zero, (long long)best.layout.micro_batch,
+                   recompute_text(best.layout.recompute, recompute, sizeof recompute),
                    format_bytes((uint64_t)best.bytes).text, flops / best.seconds * 1e-15, 100.0 * best.mfu,
                    tokens / best.tokens_per_s / 86400.0);
         }

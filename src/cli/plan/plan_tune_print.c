@@ -2,6 +2,7 @@
 #include "cli/plan/plan_tune_print.h"
 
 #include "base/text/format.h"
+#include "graph/passes/recompute.h"
 #include "lab/picture/plot.h"
 
 #include <math.h>
@@ -26,7 +27,9 @@ static const char *reason_of(const PlanTuning *tuning, const TunedLayout *found,
     const char *text = "";
     if (found->bubble > 0.005) text = arena_printf(arena, "%sbubble %.0f %%, ", text, 100.0 * found->bubble);
     if (found->waited > 0.005) text = arena_printf(arena, "%swaits %.0f %%, ", text, 100.0 * found->waited);
-    if (found->layout.recompute) text = arena_printf(arena, "%scomputes again, ", text);
+    if (found->layout.recompute)
+        text = arena_printf(arena, "%scomputes %sagain, ", text,
+                            found->layout.recompute == RECOMPUTE_SELECTIVE ? "what is cheap " : "");
     if (found == best) return arena_printf(arena, "%sthe fastest", text);
     const char *other = found->bytes < 0.97 * best->bytes ? ", with less memory" : "";
     return arena_printf(arena, "%s%.1f %% slower%s", text, 100.0 * (found->seconds / best->seconds - 1.0),
@@ -39,26 +42,31 @@ void plan_tune_print(const PlanRun *plan, const PlanTuning *tuning) {
         "%lld layouts in %.1f s: %lld need more memory than the %.4g GiB of a device; %d were planned, %d probed\n\n",
         (long long)tuning->n_layouts, tuning->seconds, (long long)tuning->n_refused,
         plan->machine.machine.device.memory_gib, tuning->n_planned, tuning->n_probed);
-    printf("%3s %4s %4s %4s %4s %4s %-14s %4s %5s %4s %10s %10s %11s %6s  %s\n", "", "dp", "tp", "cp", "ep",
-           "pp", "schedule", "ZeRO", "micro", "rec.", "memory", "step", "tokens/s", "MFU", "why");
+    printf("%3s %4s %4s %4s %4s %4s %-14s %4s %5s %9s %10s %10s %11s %6s  %s\n", "", "dp", "tp", "cp", "ep",
+           "pp", "schedule", "ZeRO", "micro", "recompute", "memory", "step", "tokens/s", "MFU", "why");
     for (int i = 0; i < tuning->n_best; i++) {
         const TunedLayout *found = &tuning->best[i];
         const PlanLayout *layout = &found->layout;
-        char schedule[32] = "-";
+        char schedule[32] = "-", recompute[24];
         if (layout->size[AXIS_PP] > 1)
             snprintf(schedule, sizeof schedule, "%s x%d", schedule_info(layout->schedule)->name,
                      layout->n_chunks);
-        printf("%3d %4d %4d %4d %4d %4d %-14s %4d %5lld %4lld %10s %10s %11s %5.1f%%  %s\n", i + 1,
+        printf("%3d %4d %4d %4d %4d %4d %-14s %4d %5lld %9s %10s %10s %11s %5.1f%%  %s\n", i + 1,
                layout->size[AXIS_DP], layout->size[AXIS_TP], layout->size[AXIS_CP], layout->size[AXIS_EP],
                layout->size[AXIS_PP], schedule, layout->zero, (long long)layout->micro_batch,
-               (long long)layout->recompute, format_bytes((uint64_t)found->bytes).text,
-               format_duration(found->seconds).text, format_count(found->tokens_per_s).text,
-               100.0 * found->mfu, reason_of(tuning, found, &arena));
+               recompute_text(layout->recompute, recompute, sizeof recompute),
+               format_bytes((uint64_t)found->bytes).text, format_duration(found->seconds).text,
+               format_count(found->tokens_per_s).text, 100.0 * found->mfu, reason_of(tuning, found, &arena));
     }
     printf("\n");
     for (int i = 0; i < tuning->n_best; i++)
         printf("%2d  %s\n", i + 1, train_words(plan, &tuning->best[i], &arena));
     arena_free(&arena);
+}
+
+/* As --recompute takes it: a number, or a name. */
+static json_t *recompute_json(int64_t recompute) {
+    return recompute == RECOMPUTE_SELECTIVE ? json_string("selective") : json_integer(recompute);
 }
 
 static json_t *layout_json(const PlanRun *plan, const TunedLayout *found, Arena *arena) {
@@ -69,7 +77,7 @@ static json_t *layout_json(const PlanRun *plan, const TunedLayout *found, Arena 
     json_object_set_new(object, "chunks", json_integer(found->layout.n_chunks));
     json_object_set_new(object, "zero", json_integer(found->layout.zero));
     json_object_set_new(object, "micro_batch", json_integer(found->layout.micro_batch));
-    json_object_set_new(object, "recompute", json_integer(found->layout.recompute));
+    json_object_set_new(object, "recompute", recompute_json(found->layout.recompute));
     json_object_set_new(object, "dtype", json_string(precision_names[found->layout.precision]));
     json_object_set_new(object, "step_ms", json_make_number(found->seconds * 1e3));
     json_object_set_new(object, "peak_bytes", json_make_number(found->bytes));

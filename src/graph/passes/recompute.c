@@ -14,6 +14,7 @@
  * are keys and values that go round a ring. */
 #include "graph/passes/recompute.h"
 #include "graph/op.h"
+#include "graph/passes/repeat.h"
 
 #include <string.h>
 
@@ -21,10 +22,9 @@ typedef struct {
     Graph *graph;
     int n_blocks, n_segments; /* segments of each chunk, most of them empty where there are several */
     int n_chunks;
-    bool *is_marked;     /* per forward node */
-    bool *is_kept;       /* per tensor id: brought by communication that is not repeated */
-    Tensor **substitute; /* per tensor id: the recomputed one */
-    int n_old_tensors;
+    bool *is_marked; /* per forward node */
+    bool *is_kept;   /* per tensor id: brought by communication that is not repeated */
+    Repeats repeats;
 } Recompute;
 
 static int segment_of(const Recompute *pass, const Node *node) {
@@ -59,7 +59,7 @@ static bool is_forgotten(const Recompute *pass, Tensor *tensor, int segment) {
 static void mark_segment(const Recompute *pass, int segment) {
     const Graph *graph = pass->graph;
     Arena scratch = {0};
-    bool *is_needed = ARENA_ARRAY(&scratch, bool, pass->n_old_tensors);
+    bool *is_needed = ARENA_ARRAY(&scratch, bool, pass->repeats.n_old);
     for (int i = graph->n_nodes - 1; i >= 0; i--) {
         const Node *node = graph->node[i];
         if (segment_of(pass, node) != segment) continue;
@@ -78,48 +78,6 @@ static void mark_segment(const Recompute *pass, int segment) {
     arena_free(&scratch);
 }
 
-static Tensor *substitute_for(Recompute *pass, Tensor *tensor) {
-    if (!tensor || tensor->id < 0 || tensor->id >= pass->n_old_tensors) return tensor;
-    if (pass->substitute[tensor->id]) return pass->substitute[tensor->id];
-    if (tensor->base && substitute_for(pass, tensor->base) != tensor->base) {
-        int64_t first = (int64_t)(tensor->base_offset / dtype_info(tensor->dtype)->n_bytes);
-        pass->substitute[tensor->id] =
-            graph_view(pass->graph, substitute_for(pass, tensor->base), tensor->shape, first, tensor->name);
-        return pass->substitute[tensor->id];
-    }
-    return tensor;
-}
-
-/* Where a repeated node writes: anew, or where another has written a part of it or what it changes in
- * place. */
-static Tensor *output_again(Recompute *pass, const Node *again, Tensor *old) {
-    if (old->base) {
-        output_again(pass, again, old->base);
-        return substitute_for(pass, old);
-    }
-    if (!pass->substitute[old->id]) {
-        Tensor *copy =
-            graph_tensor(pass->graph, PLACE_ACTIVATION, old->dtype, old->shape, "%s again", old->name);
-        copy->chunk = old->chunk;
-        copy->producer = (Node *)again;
-        pass->substitute[old->id] = copy;
-    }
-    return pass->substitute[old->id];
-}
-
-static Node *repeat_node(Recompute *pass, const Node *node) {
-    Graph *graph = pass->graph;
-    Node *again = arena_copy(&graph->arena, node, sizeof *node);
-    again->section = SECTION_BACKWARD;
-    if (node->phase != PHASE_COMMUNICATION) again->phase = PHASE_BACKWARD;
-    again->is_recomputed = true;
-    for (int k = 0; k < node->n_inputs; k++) again->input[k] = substitute_for(pass, node->input[k]);
-    for (int k = 0; k < node->n_outputs; k++) {
-        if (node->output[k]) again->output[k] = output_again(pass, again, node->output[k]);
-    }
-    return again;
-}
-
 /* In front of a segment's first backward node, what was marked of it; returns how many nodes. */
 static int repeat_segments(Recompute *pass, bool *is_done) {
     Graph *graph = pass->graph;
@@ -136,15 +94,12 @@ static int repeat_segments(Recompute *pass, bool *is_done) {
         if (is_backward && !is_done[segment]) {
             for (int k = 0; k < i; k++) {
                 if (!pass->is_marked[k] || segment_of(pass, old[k]) != segment) continue;
-                graph->node[graph->n_nodes++] = repeat_node(pass, old[k]);
+                graph->node[graph->n_nodes++] = repeat_node(&pass->repeats, old[k], NULL);
                 n_again++;
             }
             is_done[segment] = true;
         }
-        if (is_backward) {
-            for (int k = 0; k < old[i]->n_inputs; k++)
-                old[i]->input[k] = substitute_for(pass, old[i]->input[k]);
-        }
+        if (is_backward) repeat_inputs(&pass->repeats, old[i]);
         graph->node[graph->n_nodes++] = old[i];
     }
     return n_again;
@@ -174,9 +129,8 @@ int recompute_chunks(Graph *graph, int n_blocks, int n_chunks, const int *chunk_
     if (n_blocks <= 0 || last_block == NO_BLOCK || graph->error.status != STATUS_OK) return 0;
     Recompute pass = {
         .graph = graph, .n_blocks = n_blocks, .n_segments = last_block / n_blocks + 1, .n_chunks = n_chunks};
-    pass.n_old_tensors = graph->n_tensors;
+    pass.repeats = repeats_begin(graph);
     pass.is_marked = ARENA_ARRAY(&graph->arena, bool, graph->n_nodes);
-    pass.substitute = ARENA_ARRAY(&graph->arena, Tensor *, graph->n_tensors);
     pass.is_kept = ARENA_ARRAY(&graph->arena, bool, graph->n_tensors);
     find_kept(&pass);
     int n_segments = n_chunks * pass.n_segments;

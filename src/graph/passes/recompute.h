@@ -10,6 +10,9 @@
 
 #include "graph/graph.h"
 
+/* In the place of a number of blocks, for whoever chooses: passes/selective.h. */
+enum { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE = -1 };
+
 /* Returns the number of nodes that run twice. n_blocks = 0 changes nothing. */
 int recompute_run(Graph *graph, int n_blocks);
 

@@ -42,6 +42,7 @@ const Op OP_EXPERT_GATHER = {
     .name = "expert_gather",
     .gradient = gather_gradient,
     .reference = gather_reference,
+    .again = op_repeat,
 };
 
 static double gather_backward_flops(const Node *node) {

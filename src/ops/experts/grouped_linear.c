@@ -62,6 +62,16 @@ static void grouped_gradient(Autograd *autograd, const Node *node) {
                     TENSORS(dy, weight, offsets, x_before), 1, TENSORS(x_before ? x_before : x));
 }
 
+/* As linear.c does. Rows that are not there are made as well, of what happens to lie there. */
+static bool grouped_again(Graph *graph, Node *again, int output) {
+    (void)graph;
+    if (output != 0 || !again->output[1]) return false;
+    again->op = &OP_GELU;
+    again->n_inputs = again->n_outputs = 1;
+    again->input[0] = again->output[1];
+    return true;
+}
+
 /* Of all rows that are expected: without ranks that divide the experts, those that there is room for. */
 static double grouped_flops(const Node *node) {
     static const double activation[] = {0.0, 8.0, 5.0};
@@ -104,6 +114,7 @@ const Op OP_GROUPED_LINEAR = {
     .flops = grouped_flops,
     .describe = grouped_describe,
     .reference = grouped_reference,
+    .again = grouped_again,
 };
 
 /* ---- gradient of the input: dx (M,Ci) = dy (M,Co) · W[e] (Co,Ci), times a slope ---- */

@@ -1,6 +1,7 @@
 #include "train/verify/cases.h"
 
 #include "comm/algo/algo.h"
+#include "graph/passes/recompute.h"
 #include "ops/experts/experts.h"
 #include "parallel/sync/gradient_sync.h"
 
@@ -25,6 +26,9 @@ const char *verify_case_name(const VerifyChoice *choice, const VerifyCase *layou
     char mesh[64], model[32], schedule[64] = "", sync[64] = "";
     const char *name = choice->model[layout->model].name;
     bool has_stages = layout->shape.size[AXIS_PP] > 1, is_alone = mesh_n_ranks(&layout->shape) == 1;
+    const char *recompute = layout->recompute == RECOMPUTE_SELECTIVE ? ", recompute selective"
+                            : layout->recompute                      ? ", recompute"
+                                                                     : "";
     const char *tied = layout->tied ? "tied, " : "untied, ";
     snprintf(model, sizeof model, "%s%s%s", name, *name ? ", " : "", choice->varies_tied ? tied : "");
     if (!is_alone)
@@ -40,8 +44,8 @@ const char *verify_case_name(const VerifyChoice *choice, const VerifyCase *layou
              is_alone ? "" : verify_mesh_name(&layout->shape, mesh, sizeof mesh), is_alone ? "" : ", ", sync,
              schedule, (long long)layout->n_micro_batches, layout->n_micro_batches == 1 ? "" : "es",
              layout->by_sequence ? ", sequence" : "", layout->style == TENSOR_ROW ? ", row style" : "",
-             layout->tensor_chunks > 1 ? ", in turns" : "", layout->recompute ? ", recompute" : "",
-             layout->overlaps ? "" : ", no overlap", layout->checks_later ? ", clip check" : "");
+             layout->tensor_chunks > 1 ? ", in turns" : "", recompute, layout->overlaps ? "" : ", no overlap",
+             layout->checks_later ? ", clip check" : "");
     return text;
 }
 
@@ -127,9 +131,14 @@ static bool set_micro_batches(const VerifyChoice *choice, VerifyCase *layout, in
     return i < (n_stages > 1 && layout->zero == 0 ? 3 : 2);
 }
 
+/* Whole blocks and what is cheap take turns, as the squares of a chessboard do: so either meets any two other
+ * choices. */
 static bool set_recompute(const VerifyChoice *choice, VerifyCase *layout, int i) {
     (void)choice;
-    layout->recompute = i;
+    int turn = layout->model + layout->tied + layout->zero + (int)layout->schedule + layout->n_chunks +
+               layout->accumulates;
+    for (int axis = 0; axis < N_AXES; axis++) turn += layout->shape.size[axis];
+    layout->recompute = i == 0 ? RECOMPUTE_NONE : turn % 2 ? RECOMPUTE_SELECTIVE : 1;
     return i < 2;
 }
 
@@ -344,7 +353,7 @@ static void list_traits(const VerifyCase *layout, int *trait /* (N_TRAITS) */) {
                              layout->accumulates                          ? 1
                              : has_stages && layout->n_micro_batches == 1 ? 2
                                                                           : 0,
-                             layout->recompute > 0,
+                             1 + (int)layout->recompute,
                              layout->overlaps,
                              layout->by_sequence,
                              has_stages ? 1 + (int)layout->schedule : 0,

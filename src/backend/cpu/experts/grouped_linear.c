@@ -112,6 +112,9 @@ Status cpu_grouped_linear(const KernelCall *call, Error *error) {
     ExpertWork work = {call->in[3], call->node->input[1]->shape.dim[0],
                        forward_small(call->node, call->n_threads)};
     for_experts(call, &work, forward_expert);
+    if (call->out[1])
+        cpu_gelu_of_stored(call, work.offsets[work.n_experts] * call->node->input[1]->shape.dim[1],
+                           call->out[1], call->out[0]);
     return STATUS_OK;
 }
 

@@ -6,6 +6,8 @@
  * its own function, chosen from a table per tile. */
 #include "backend/cpu/gemm/gemm_kernel.h"
 
+#include "backend/cpu/gelu_value.h"
+
 /* Asks for the next few lines of what will be needed next. */
 static inline void fetch_lines(GemmFetch *fetch) {
     for (int64_t i = 0; i < fetch->lines_per_step && fetch->rows_left; i++) {
@@ -105,18 +107,6 @@ static TileFunction *const tile_table[GEMM_ROWS / 2][2][GEMM_VECS] = {
 
 void gemm_tile(bool a_by_k, int64_t rows, int64_t columns, const GemmTile *tile) {
     tile_table[rows / 2 - 1][a_by_k][columns / VEC_LANES - 1](tile);
-}
-
-/* x/2·(1 + tanh(u)) is x/(1 + e^-2u): one exponential, one division, and no cancellation where tanh is near
- * -1. */
-static inline vec gelu_tanh(vec x) {
-    vec u = x * vec_fma(x * x, vec_set(-0.0713548162f), vec_set(-1.59576912f));
-    return x / (vec_exp(u) + vec_set(1.0f));
-}
-
-static inline vec gelu_erf(vec x) {
-    vec half = vec_set(0.5f) * x;
-    return vec_fma(half, vec_erf(x * vec_set(0.707106781f)), half);
 }
 
 static inline __attribute__((always_inline)) void finish_vec(const Gemm *gemm, const GemmEpilogue *epilogue,

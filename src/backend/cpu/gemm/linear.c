@@ -54,6 +54,7 @@ Status cpu_linear(const KernelCall *call, Error *error) {
     gemm.c = call->out[0]; /* (N,Co) */
     gemm.epilogue = &epilogue;
     gemm_run(&gemm, call->scratch, call->n_threads);
+    if (call->out[1] && !call->in[3]) cpu_gelu_of_stored(call, gemm.m * gemm.n, call->out[1], call->out[0]);
     return STATUS_OK;
 }
 

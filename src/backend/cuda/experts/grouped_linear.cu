@@ -40,7 +40,12 @@ extern "C" Status cuda_grouped_linear(const KernelCall *call, Error *error) {
     g.bias_type = bias ? bias->dtype : g.dtype;
     g.before = call->out[1];
     g.activation = ((const LinearAttributes *)call->node->attributes)->activation;
-    return run(call, &g, error);
+    if (!call->node->is_from_stored) return run(call, &g, error);
+    g.c = g.before; /* as linear.cu does it */
+    g.before = NULL;
+    g.activation = ACTIVATION_NONE;
+    TRY(run(call, &g, error));
+    return cuda_gelu_values(call, call->node->output[1], call->out[1], call->out[0], error);
 }
 
 /* ---- (dy, weight, offsets, [before]) -> dx ---- */

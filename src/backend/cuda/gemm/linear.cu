@@ -134,6 +134,29 @@ static Status forward_activated(const KernelCall *call, Error *error) {
     return epilogue(call, &f, error);
 }
 
+/* What is made again in the backward is made of `before` as it is stored, by a pass of its own, and so it is
+ * here (Node.is_from_stored). Epilogues have more than 16 bits of it. */
+static bool is_from_stored(const KernelCall *call) {
+    return call->node->is_from_stored && call->node->output[0]->dtype != DTYPE_F32;
+}
+
+static Status forward_from_stored(const KernelCall *call, Error *error) {
+    CudaContext *context = cuda_context(call);
+    Gemm p = forward_gemm(call);
+    p.c = call->out[1];
+    if (cuda_gemm_fused_fits(context, &p)) {
+        TRY(cuda_gemm_fused(context, &p, NULL, error));
+    } else if (p.epilogue == EPILOGUE_NONE || cuda_gemm_exists(context, &p)) {
+        TRY(cuda_gemm(context, &p, error));
+    } else {
+        p.epilogue = EPILOGUE_NONE;
+        TRY(cuda_gemm(context, &p, error));
+        EpilogueCall f = {p.c, call->in[2], NULL, call->out[1]};
+        TRY(epilogue(call, &f, error));
+    }
+    return cuda_gelu_values(call, call->node->output[0], call->out[1], call->out[0], error);
+}
+
 static bool gemm_skinny(const KernelCall *call, GemmSkinny *f) {
     const Node *node = call->node;
     f->x = call->in[0];
@@ -160,6 +183,7 @@ extern "C" Status cuda_linear(const KernelCall *call, Error *error) {
         return cuda_unsupported(call, y, error);
     }
     if (!tensor_count(y)) return STATUS_OK;
+    if (is_from_stored(call)) return forward_from_stored(call, error);
     GemmSkinny few = {};
     if (gemm_skinny(call, &few)) return cuda_gemm_skinny(cuda_context(call), &few, error);
     return a->activation == ACTIVATION_NONE ? forward_plain(call, error) : forward_activated(call, error);

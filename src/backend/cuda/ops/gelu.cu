@@ -20,23 +20,28 @@ static __global__ void gelu_kernel(const T *x, T *y, int64_t count, bool aligned
     store8(y + i, count - i, aligned, v);
 }
 
-extern "C" Status cuda_gelu(const KernelCall *call, Error *error) {
+extern "C" Status cuda_gelu_values(const KernelCall *call, const Tensor *like, const void *x, void *y,
+                                   Error *error) {
     const LinearAttributes *a = (const LinearAttributes *)call->node->attributes;
-    const Tensor *x = call->node->input[0];
-    if (!same_types(x, call->node->output[0])) return cuda_unsupported(call, call->node->output[0], error);
-    int64_t count = tensor_count(x);
+    int64_t count = tensor_count(like);
     if (!count) return STATUS_OK;
-    bool aligned = is_aligned(call->in[0]) && is_aligned(call->out[0]);
+    bool aligned = is_aligned(x) && is_aligned(y);
     unsigned blocks = blocks_for(count, THREADS * VECTOR);
     cudaStream_t stream = cuda_context(call)->stream;
-    FOR_TYPE(x, T, {
-        const T *from = (const T *)call->in[0];
-        T *to = (T *)call->out[0];
+    FOR_TYPE(like, T, {
+        const T *from = (const T *)x;
+        T *to = (T *)y;
         if (a->activation == ACTIVATION_GELU_ERF)
             gelu_kernel<T, ACTIVATION_GELU_ERF><<<blocks, THREADS, 0, stream>>>(from, to, count, aligned);
         else gelu_kernel<T, ACTIVATION_GELU_TANH><<<blocks, THREADS, 0, stream>>>(from, to, count, aligned);
     });
     return cuda_launched("gelu", error);
+}
+
+extern "C" Status cuda_gelu(const KernelCall *call, Error *error) {
+    const Tensor *x = call->node->input[0];
+    if (!same_types(x, call->node->output[0])) return cuda_unsupported(call, call->node->output[0], error);
+    return cuda_gelu_values(call, x, call->in[0], call->out[0], error);
 }
 
 /* dx may lie on x, or on dy. */
