@@ -33,6 +33,8 @@ typedef struct {
     Move *queue[RING]; /* copies that have begun */
     uint64_t n_queued, n_taken;
     bool is_open;
+    int track;    /* of the activity that is told */
+    int n_moving; /* moves that have begun and not ended */
 } Lane;
 
 struct Mover {
@@ -44,7 +46,8 @@ struct Mover {
     Move ring[RING];
     uint64_t n_started; /* the last one's number */
     bool is_closing;
-    Error error; /* the first one stays */
+    Activity *activity; /* NULL: nobody is told */
+    Error error;        /* the first one stays */
     MoverCounts counts;
 };
 
@@ -81,6 +84,34 @@ static Status begin_transfer(Mover *mover, Move *move, Error *error) {
     return scratch_start(mover->file, &transfer, error);
 }
 
+/* ---- on a timeline, with the lock: from one end of a move to the next while any is under way */
+
+static void show(Mover *mover, MoveLane which) {
+    static const char *const names[N_MOVE_LANES] = {"offload", "fetch"};
+    ActivityEntry entry = {.kind = ACTIVITY_FILE, .name = names[which], .number = -1};
+    activity_begin(mover->activity, mover->lane[which].track, &entry);
+}
+
+static void show_begin(Mover *mover, MoveLane which) {
+    if (!mover->lane[which].n_moving++ && mover->activity) show(mover, which);
+}
+
+static void show_end(Mover *mover, MoveLane which) {
+    int n_left = --mover->lane[which].n_moving;
+    if (!mover->activity) return;
+    activity_end(mover->activity, mover->lane[which].track);
+    if (n_left) show(mover, which);
+}
+
+void mover_watch(Mover *mover, Activity *activity) {
+    if (!mover) return;
+    pthread_mutex_lock(&mover->mutex);
+    mover->activity = activity;
+    mover->lane[MOVE_OUT].track = activity_add_track(activity, "moves out");
+    mover->lane[MOVE_IN].track = activity_add_track(activity, "moves in");
+    pthread_mutex_unlock(&mover->mutex);
+}
+
 /* ---- moves that begin and end, with the lock */
 
 static bool is_done(const Mover *mover, uint64_t number) {
@@ -99,6 +130,7 @@ static void keep_error(Mover *mover, const Error *error) {
 static void end_move(Mover *mover, Move *move, const Error *error) {
     size_t place = (size_t)(move - mover->ring);
     keep_error(mover, error);
+    show_end(mover, move->lane);
     move->is_done = true;
     for (int i = 0; i < RING; i++) mover->ring[i].before[place / 64] &= ~((uint64_t)1 << place % 64);
     pthread_cond_broadcast(&mover->changed);
@@ -112,6 +144,7 @@ static bool is_of_file(const Move *move) {
 static void begin_move(Mover *mover, Move *move) {
     Error error = {0};
     move->has_begun = true;
+    show_begin(mover, move->lane);
     bool is_file = is_of_file(move);
     if (mover->error.status != STATUS_OK || (is_file && begin_transfer(mover, move, &error) != STATUS_OK))
         end_move(mover, move, &error);

@@ -15,6 +15,7 @@
 #define PGPT_GRAPH_MOVER_H
 
 #include "base/file/file_queue.h"
+#include "base/system/activity.h"
 #include "graph/backend.h"
 
 typedef struct Mover Mover;
@@ -44,6 +45,10 @@ typedef struct {
 
 Status mover_open(Mover **opened, const MoverOptions *options, Error *error);
 void mover_close(Mover **opened); /* what is under way is waited for; also NULL */
+
+/* From now on the moves of each lane are shown on a track of its own, "moves out" and "moves in"; but for
+ * copies to and from a device, whose times are the device's. NULL: no more. While nothing is moved. */
+void mover_watch(Mover *mover, Activity *activity);
 
 /* Of a tensor that lies at this address. */
 MoveEnd mover_end(const Mover *mover, const Tensor *tensor, void *address);

@@ -143,6 +143,7 @@ Status train_step_open(TrainStep *step, DeviceMemory *memory, Error *error) {
 void train_step_watch(TrainStep *step, Activity *activity) {
     const Pipeline *pipeline = step->options.pipeline;
     step->executor.activity = activity;
+    mover_watch(step->executor.memory ? step->executor.memory->mover : NULL, activity);
     if (!pipeline || !activity) return;
     step->chunk_name = ARENA_ARRAY(&step->graph->arena, const char *, step->n_chunks);
     for (int chunk = 0; chunk < step->n_chunks; chunk++) {

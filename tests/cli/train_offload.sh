@@ -80,6 +80,20 @@ grep -q ', 0 differ' out || fail "verify: $(cat out)"
 pgpt train "${options[@]}" --steps 6 --out auto --offload auto:file=disk
 grep -q 'offload: nothing, for everything fits' err || fail "auto: $(cat err)"
 
+# A trace shows what each way is busy with.
+pgpt train "${options[@]}" --steps 3 --out traced --trace "${away[@]}"
+for way in out in; do grep -q "\"moves $way\"" traced/trace.json || fail "the trace has no track of moves $way"; done
+! command -v python3 >/dev/null || python3 - traced/trace.json <<'END' || fail "the trace has no moves on their tracks"
+import json, sys
+trace = json.load(open(sys.argv[1]))
+events = trace["traceEvents"] if isinstance(trace, dict) else trace
+tracks = {event["args"]["name"]: event["tid"] for event in events if event.get("name") == "thread_name"}
+for way, name in (("out", "offload"), ("in", "fetch")):
+    found = [event for event in events if event.get("tid") == tracks["moves " + way] and event.get("ph") == "X"]
+    assert len(found) >= 3 and all(event["name"].startswith(name) for event in found), (way, found[:3])
+END
+rm -r traced
+
 # Measured.
 pgpt bench step "${TINY[@]:0:8}" --steps 2 --batch 2 --threads 1 --offload optimizer:file=disk,activations:file=disk --json
 (($(tail -n 1 out | field moved_in_bytes) > 0)) || fail "bench step has moved nothing: $(cat out)"
