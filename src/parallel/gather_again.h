@@ -13,9 +13,9 @@
 
 #include "graph/graph.h"
 
-/* Of all blocks, every so many-th (1: all; 2: the second of each block); not beside the recomputation of whole
- * blocks, which gathers again what it repeats. Returns how many gathers were added, on every rank the same: 0
- * where a block is not entered by all-gathers and left by as many reduce-scatters. */
+/* Of all blocks, every so many-th (1: all; 2: the second of each block); not beside the recomputation of
+ * whole blocks, which gathers again what it repeats. Returns how many gathers were added, on every rank the
+ * same: 0 where a block is not entered by all-gathers and left by as many reduce-scatters. */
 int gather_again(Graph *graph, int every);
 
 #endif

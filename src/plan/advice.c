@@ -1,6 +1,7 @@
 /* Several things make a step smaller, and each costs something else: a smaller micro-batch keeps the device
  * less busy, recomputation takes a few percent more time (selective) or a third more arithmetic (of whole
- * blocks), 16-bit numbers round, ZeRO communicates. Which of them the user would rather pay is not known here, so the mildest of each kind that fits is offered.
+ * blocks), 16-bit numbers round, ZeRO communicates. Which of them the user would rather pay is not known
+ * here, so the mildest of each kind that fits is offered.
  *
  * Memory is close to a + b·(micro-batch): a is mostly what the parameters need, which is known without
  * planning. So one plan gives b, and b the micro-batch to try next; from there it goes up or down by factors

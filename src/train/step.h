@@ -40,7 +40,7 @@ typedef struct {
     int64_t batch;       /* sequences a step, of all ranks together */
     int64_t micro_batch; /* the most sequences at a time on a rank; divides batch */
     int64_t T;           /* tokens of a sequence */
-    int64_t recompute;   /* blocks a segment, 0 for none */
+    int64_t recompute;   /* as --recompute takes it: blocks a segment, RECOMPUTE_NONE, ..._SELECTIVE */
     ActionList actions;  /* of a step; NULL: one micro-batch after the other, or the pipeline's schedule */
     /* Pipeline parallelism: this rank's place, and which chunks of the model it has; NULL: all of it. */
     const Pipeline *pipeline;

@@ -292,6 +292,34 @@ static void test_many_rows_forward(void **state) {
     }
 }
 
+/* What selective recomputation makes again of the value before the activation is what was made first. */
+static void check_again(const LinearCase *c, DType dtype) {
+    LinearGraph g = linear_graph(c, dtype);
+    float *x = values("x", g.x, dtype, 1.0f), *weight = values("weight", g.weight, dtype, 0.3f),
+          *bias = values("bias", g.bias, dtype, 1.0f), *made[NODE_MAX_OUTPUTS] = {0},
+          *again[NODE_MAX_OUTPUTS] = {0};
+    Node *node = (Node *)record_forward(&g, c);
+    node->is_from_stored = true;
+    Run run = {.input = {x, weight, c->flags & BIAS ? bias : NULL}, .in_place = -1};
+    run_gpu(node, &run, made);
+    op_gelu(g.graph, node->output[1], activation_of(c));
+    run_gpu(last_node(&g), &(Run){.input = {made[1]}, .in_place = -1}, again);
+    for (int64_t i = 0; i < tensor_count(node->output[0]); i++)
+        if (made[0][i] != again[0][i])
+            fail_msg("%s: element %lld of %lldx%lld by %lld is %.9g, and %.9g again", dtype_info(dtype)->name,
+                     (long long)i, (long long)c->rows, (long long)c->inputs, (long long)c->outputs,
+                     (double)made[0][i], (double)again[0][i]);
+    free(x), free(weight), free(bias), free(made[0]), free(made[1]), free(again[0]);
+    graph_free(g.graph);
+}
+
+static void test_made_again(void **state) {
+    DType dtype = *(const DType *)*state;
+    for (int i = 0; i < N_CASES; i++)
+        if (CASES[i].flags & (TANH | ERF) && !(CASES[i].flags & RESIDUAL)) check_again(&CASES[i], dtype);
+    check_again(&MANY_ROWS, dtype);
+}
+
 /* The gradient may take the place of the values before gelu. */
 static void test_many_rows_slope(void **state) {
     DType dtype = *(const DType *)*state;
@@ -456,6 +484,9 @@ int main(int n_arguments, char **argument) {
         {"forward f32", test_forward, NULL, NULL, &f32},
         {"forward bf16", test_forward, NULL, NULL, &bf16},
         {"forward f16", test_forward, NULL, NULL, &f16},
+        {"made again f32", test_made_again, NULL, NULL, &f32},
+        {"made again bf16", test_made_again, NULL, NULL, &bf16},
+        {"made again f16", test_made_again, NULL, NULL, &f16},
         {"gradients f32", test_gradients, NULL, NULL, &f32},
         {"gradients bf16", test_gradients, NULL, NULL, &bf16},
         {"gradients f16", test_gradients, NULL, NULL, &f16},

@@ -116,17 +116,19 @@ static double count_inputs(Selective *pass, int index, const Node *again, int at
     return n_bytes;
 }
 
-/* Node `index` is repeated in front of `at`, or earlier if that was so already. Its other outputs come with
- * it, where nobody wants them sooner. */
-static void repeat_at(Selective *pass, int index, Node *again, const Tensor *output, int at) {
+/* Node `index` is repeated in front of `at`, or earlier if that was so already. `with_others`: its other
+ * outputs come with it, where nobody wants them sooner; not once later nodes count on their being kept. */
+static void repeat_at(Selective *pass, int index, Node *again, const Tensor *output, int at,
+                      bool with_others) {
     Repetition *repetition = &pass->repetition[index];
     if (!repetition->again) *repetition = (Repetition){again, at, {0}};
     if (at < repetition->at) repetition->at = at;
     for (int k = 0; k < again->n_outputs; k++) {
         if (!again->output[k] || again->output[k]->base) continue;
         Use *use = use_of(pass, again->output[k]);
-        bool is_late = use->first_read >= repetition->at && !use->is_sent && !use->is_changed;
-        repetition->is_wanted[k] |= again->output[k] == output || (is_late && use->n_writers == 1);
+        bool can_come = with_others && use->first_read >= repetition->at && use->n_writers == 1 &&
+                        !use->is_sent && !use->is_changed;
+        repetition->is_wanted[k] |= again->output[k] == output || can_come;
         if (repetition->is_wanted[k]) use->at = repetition->at;
     }
 }
@@ -150,7 +152,7 @@ static double count_again(Selective *pass, Tensor *tensor, int reader, int at, i
     bool is_repeated = is_late || in_a_row < n_bytes;
     if (commits && is_repeated) {
         count_inputs(pass, index, again, at, n_in_a_row + 1, true);
-        repeat_at(pass, index, again, root, at);
+        repeat_at(pass, index, again, root, at, false);
     }
     if (commits && use->last_read < at) use->last_read = at;
     return is_repeated ? in_a_row : n_bytes;
@@ -170,7 +172,7 @@ static void consider(Selective *pass, int index, Tensor *output) {
     if (!again || !is_cheap(again, output)) return;
     if (2.0 * count_inputs(pass, index, again, at, 0, false) > (double)tensor_bytes(output)) return;
     count_inputs(pass, index, again, at, 0, true);
-    repeat_at(pass, index, again, output, at);
+    repeat_at(pass, index, again, output, at, true);
 }
 
 /* Does it read what the node itself has made? */
