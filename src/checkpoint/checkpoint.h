@@ -2,7 +2,7 @@
  *
  *     RUN/checkpoints/step-00000120/model.safetensors       parameters by name, as in the parameter table
  *                                   optimizer.safetensors   the same names behind "moment1.", "moment2."
- *                                   owner_errors..., errors...   where ranks compress (CheckpointErrors)
+ *                                   owner_errors..., errors..., basis...   where ranks compress
  *                                   manifest.json           what it is, and size and checksum of both
  *
  * Each array is stored in the type that the run keeps it in: F32, or BF16 or F16 in pure 16-bit training.
@@ -53,12 +53,12 @@ typedef struct {
     int n_moments;         /* flat arrays beside the parameters */
 } CheckpointState;
 
-/* A rank has two more arrays where it compresses: behind the moments, the errors of what it owns and its
- * own. */
+/* A rank has up to three more arrays where it compresses: behind the moments, the errors of what it owns and
+ * its own; and the basis of gradients in low rank. */
 enum {
     CHECKPOINT_MAX_MOMENTS = 4,
     CHECKPOINT_MAX_ERRORS = 1 << 20,
-    CHECKPOINT_MAX_ARRAYS = 1 + CHECKPOINT_MAX_MOMENTS + 2
+    CHECKPOINT_MAX_ARRAYS = 1 + CHECKPOINT_MAX_MOMENTS + 3
 };
 
 /* ---- Saving */
@@ -73,6 +73,11 @@ typedef struct {
     const void *moment[CHECKPOINT_MAX_MOMENTS]; /* state->n_moments of them */
     const void *owner_error, *error;            /* where state->n_errors: in f32 */
     int error_rank;                             /* which of the state->n_errors arrays `error` is */
+    /* What gradients in low rank begin with (parallel/compress/lowrank_sync.h), n_basis numbers in f32 that
+     * are known by what they belong to; 0: this rank has none to save. No elements of parameters. */
+    const void *basis;
+    int64_t n_basis;
+    uint64_t basis_identity;
     DType type[CHECKPOINT_MAX_ARRAYS]; /* of array 0, the parameters, and 1 + i, moment i; {0}: f32 */
     const CheckpointState *state;
     /* If set, instead of the arrays: elements first .. first + n - 1 of one of them, in its type. */
@@ -131,6 +136,8 @@ typedef struct {
     ParameterTable table; /* of the configuration: every tensor that there is */
     SafetensorsFile *file;
     int n_files;
+    const char **basis_path; /* of files with such, if the optimizer's tensors were wanted */
+    int n_basis_files;
     const CheckpointTensor
         *tensor;  /* the table's parameters, then, if they were wanted, those of every moment */
     int n_arrays; /* 1, or with the moments */
@@ -170,6 +177,10 @@ Status checkpoint_read_map(const Checkpoint *checkpoint, const ParameterTable *t
 enum { CHECKPOINT_OWNER_ERROR = -1 };
 Status checkpoint_read_error(const Checkpoint *checkpoint, const ParameterTable *table, int rank,
                              const ShardMap *map, float *local, Error *error);
+
+/* The basis that is known as this, of n numbers; is_there false: it was not saved. */
+Status checkpoint_read_basis(const Checkpoint *checkpoint, uint64_t identity, int64_t n, float *values,
+                             bool *is_there, Error *error);
 
 /* Elements first .. first + n - 1 of what the table holds of one parameter (moment -1) or of one of its
  * moments. */

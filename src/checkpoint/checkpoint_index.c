@@ -252,12 +252,18 @@ Status checkpoint_index_open(Checkpoint *checkpoint, const Manifest *manifest, b
     Arena arena = {0};
     bool *is_optimizer = ARENA_ARRAY(&arena, bool, manifest->n_files + 1);
     checkpoint->file = ARENA_ARRAY(&checkpoint->arena, SafetensorsFile, manifest->n_files + 1);
+    checkpoint->basis_path = ARENA_ARRAY(&checkpoint->arena, const char *, manifest->n_files + 1);
     const CheckpointState *state = &manifest->state;
     checkpoint->n_arrays =
         with_optimizer ? 1 + state->n_moments + state->has_owner_error + state->n_errors : 1;
     for (int i = 0; i < manifest->n_files; i++) {
         const ManifestFile *named = &manifest->file[i];
         if (named->is_optimizer && !with_optimizer) continue;
+        if (named->is_basis) {
+            checkpoint->basis_path[checkpoint->n_basis_files++] =
+                arena_printf(&checkpoint->arena, "%s/%s", checkpoint->path, named->name);
+            continue;
+        }
         SafetensorsFile *file = &checkpoint->file[checkpoint->n_files];
         is_optimizer[checkpoint->n_files++] = named->is_optimizer;
         const char *path = arena_printf(&arena, "%s/%s", checkpoint->path, named->name);

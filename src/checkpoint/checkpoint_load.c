@@ -170,6 +170,28 @@ Status checkpoint_read_error(const Checkpoint *checkpoint, const ParameterTable 
     return read_map(checkpoint, table, state->n_moments + behind, map, local, error);
 }
 
+static Status read_basis(const char *path, const char *name, int64_t n, float *values, bool *is_there,
+                         Error *error) {
+    SafetensorsFile file;
+    TRY(safetensors_open(&file, path, error));
+    const SafetensorsTensor *tensor = safetensors_find(&file, name);
+    *is_there = tensor && tensor->type == SAFETENSORS_F32 && safetensors_count(tensor) == n;
+    if (*is_there) safetensors_read_f32(&file, tensor, 0, n, values, error);
+    safetensors_close(&file);
+    return error->status;
+}
+
+Status checkpoint_read_basis(const Checkpoint *checkpoint, uint64_t identity, int64_t n, float *values,
+                             bool *is_there, Error *error) {
+    Arena arena = {0};
+    const char *name = checkpoint_basis_name(identity, &arena);
+    *is_there = false;
+    for (int i = 0; i < checkpoint->n_basis_files && !*is_there && error->status == STATUS_OK; i++)
+        read_basis(checkpoint->basis_path[i], name, n, values, is_there, error);
+    arena_free(&arena);
+    return error->status;
+}
+
 static Status read_flat(const Checkpoint *checkpoint, const ParameterTable *table, int moment, float *flat,
                         Error *error) {
     TRY(checkpoint_check(checkpoint, table, error));

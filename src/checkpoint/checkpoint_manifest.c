@@ -41,6 +41,10 @@ static json_t *hash_json(uint64_t hash) {
     return json_make_text(text);
 }
 
+const char *checkpoint_basis_name(uint64_t identity, Arena *arena) {
+    return arena_printf(arena, "basis.%016" PRIx64, identity);
+}
+
 static int version_of(const Manifest *manifest) {
     if (manifest->has_boxes) return BOXES_VERSION;
     return manifest->has_parts ? PARTS_VERSION : WHOLE_VERSION;
@@ -51,10 +55,12 @@ static json_t *manifest_json(const Manifest *manifest) {
     json_t *files = json_array();
     for (int i = 0; i < manifest->n_files; i++) {
         const ManifestFile *file = &manifest->file[i];
-        json_array_append_new(files,
-                              json_pack("{s:s, s:s, s:I, s:o}", "name", file->name, "holds",
-                                        file->is_optimizer ? "optimizer" : "model", "bytes",
-                                        (json_int_t)file->n_bytes, "checksum", hash_json(file->checksum)));
+        json_array_append_new(files, json_pack("{s:s, s:s, s:I, s:o}", "name", file->name, "holds",
+                                               file->is_basis       ? "basis"
+                                               : file->is_optimizer ? "optimizer"
+                                                                    : "model",
+                                               "bytes", (json_int_t)file->n_bytes, "checksum",
+                                               hash_json(file->checksum)));
     }
     json_t *object =
         json_pack("{s:s, s:i, s:s, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:{s:s, s:i}, s:o, s:o}", "format",
@@ -138,7 +144,8 @@ static Status read_file_entry(const json_t *entry, const char *path, ManifestFil
         return error_user(error, "%s: '%.80s' is not the name of a file beside it", path, name);
     }
     TRY(json_field_text(entry, path, "holds", &holds, error));
-    file->is_optimizer = strcmp(holds, "optimizer") == 0;
+    file->is_basis = strcmp(holds, "basis") == 0;
+    file->is_optimizer = file->is_basis || strcmp(holds, "optimizer") == 0;
     if (!file->is_optimizer && strcmp(holds, "model") != 0) {
         return error_user(error, "%s: a file holds '%.40s', which is not known here", path, holds);
     }

@@ -7,6 +7,7 @@
 typedef struct {
     const char *name; /* in the checkpoint's folder */
     bool is_optimizer;
+    bool is_basis; /* of the optimizer, too, but not of parameters */
     uint64_t n_bytes, checksum;
 } ManifestFile;
 
@@ -20,6 +21,9 @@ typedef struct {
     bool has_boxes;    /* and as boxes: see part_name.h */
     uint64_t checksum; /* of the text that was read */
 } Manifest;
+
+/* The tensor that has it: "basis.0123456789abcdef". */
+const char *checkpoint_basis_name(uint64_t identity, Arena *arena);
 
 /* The last line of the file is a checksum of all lines before it. */
 Status manifest_write(const char *path, const Manifest *manifest, Error *error);

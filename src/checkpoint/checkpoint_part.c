@@ -115,6 +115,7 @@ static const char *array_of(const CheckpointSource *source, int array) {
     int n_moments = source->state->n_moments;
     if (array == 0) return source->parameters;
     if (array <= n_moments) return source->moment[array - 1];
+    if (array == n_moments + 3) return source->basis;
     return array == n_moments + 1 ? source->owner_error : source->error;
 }
 
@@ -177,10 +178,29 @@ done:
 }
 
 static const char *file_name(int file, int rank, int n_ranks, Arena *arena) {
-    static const char *const names[] = {"model", "optimizer", "owner_errors", "errors"};
+    static const char *const names[] = {"model", "optimizer", "owner_errors", "errors", "basis"};
     const char *holds = names[file];
     if (n_ranks == 1) return arena_printf(arena, "%s.safetensors", holds);
     return arena_printf(arena, "%s-%05d-of-%05d.safetensors", holds, rank + 1, n_ranks);
+}
+
+/* One tensor, which is named after what it belongs to. */
+static Status write_basis(const char *path, const CheckpointSource *source, Arena *arena,
+                          CheckpointPartFile *file, Error *error) {
+    SafetensorsTensor tensor = {.name = checkpoint_basis_name(source->basis_identity, arena),
+                                .type = SAFETENSORS_F32,
+                                .n_dims = 1,
+                                .dim = {source->n_basis}};
+    SafetensorsWriter writer;
+    TRY(safetensors_writer_open(&writer, path, &tensor, 1, NULL, error));
+    TRY_GOTO(write_elements(&writer, source, source->state->n_moments + 3, 0, source->n_basis, error), done);
+    *file = (CheckpointPartFile){.n_elements = source->n_basis,
+                                 .n_bytes = writer.checksum.n_bytes,
+                                 .checksum = checksum_value(&writer.checksum)};
+    safetensors_writer_commit(&writer, error);
+done:
+    safetensors_writer_abort(&writer);
+    return error->status;
 }
 
 Status checkpoint_part_write(const char *folder, const CheckpointSource *source, int rank, int n_ranks,
@@ -192,7 +212,7 @@ Status checkpoint_part_write(const char *folder, const CheckpointSource *source,
     const int first[] = {0, 1, 1 + state->n_moments, 2 + state->n_moments},
               n_arrays[] = {1, state->n_moments, state->has_owner_error, state->n_errors > 0};
     Arena arena = {0};
-    for (int i = 0; i < CHECKPOINT_PART_FILES && error->status == STATUS_OK; i++) {
+    for (int i = 0; i < CHECKPOINT_BASIS_FILE && error->status == STATUS_OK; i++) {
         Pieces pieces;
         TRY_GOTO(find_pieces(source->table, maps[i], &pieces, &arena, error), done);
         if (n_arrays[i] == 0 || pieces.n_pieces == 0) continue;
@@ -200,6 +220,11 @@ Status checkpoint_part_write(const char *folder, const CheckpointSource *source,
         const char *path = arena_printf(&arena, "%s/%s", folder, file_name(i, rank, n_ranks, &arena));
         TRY_GOTO(write_arrays(path, source, &pieces, first[i], n_arrays[i], &arena, &part->file[i], error),
                  done);
+    }
+    if (source->n_basis) {
+        const char *name = file_name(CHECKPOINT_BASIS_FILE, rank, n_ranks, &arena);
+        write_basis(arena_printf(&arena, "%s/%s", folder, name), source, &arena,
+                    &part->file[CHECKPOINT_BASIS_FILE], error);
     }
 done:
     arena_free(&arena);
@@ -214,7 +239,7 @@ static Status check_sum(const CheckpointSource *source, const CheckpointPart *pa
                         Error *error) {
     const CheckpointState *state = source->state;
     const int64_t n_arrays[] = {1, state->n_moments, state->has_owner_error, state->n_errors};
-    for (int i = 0; i < CHECKPOINT_PART_FILES; i++) {
+    for (int i = 0; i < CHECKPOINT_BASIS_FILE; i++) {
         int64_t n_written = 0, n_wanted = n_arrays[i] * source->table->n_whole_elements;
         for (int rank = 0; rank < n_ranks; rank++) n_written += parts[rank].file[i].n_elements;
         if (n_written == n_wanted) continue;
@@ -241,6 +266,7 @@ Status checkpoint_parts_seal(const char *folder, const CheckpointSource *source,
             if (file->n_elements == 0) continue;
             manifest.file[manifest.n_files++] = (ManifestFile){.name = file_name(i, rank, n_ranks, &arena),
                                                                .is_optimizer = i != CHECKPOINT_MODEL_FILE,
+                                                               .is_basis = i == CHECKPOINT_BASIS_FILE,
                                                                .n_bytes = file->n_bytes,
                                                                .checksum = file->checksum};
         }

@@ -9,6 +9,7 @@ enum {
     CHECKPOINT_OPTIMIZER_FILE,
     CHECKPOINT_OWNER_FILE, /* errors of owners */
     CHECKPOINT_ERROR_FILE, /* and of ranks */
+    CHECKPOINT_BASIS_FILE, /* no parameters' elements */
     CHECKPOINT_PART_FILES
 };
 

@@ -68,7 +68,14 @@ void saver_plan_errors(Saver *saver, const ShardMap *owner_error, const ShardMap
         saver->copy_bytes[array] = map_bytes(saver, array, map);
         saver->most_runs[array] = map->n_runs;
     }
-    saver->has_errors = true;
+    saver->n_errors = 2;
+}
+
+void saver_plan_basis(Saver *saver, int64_t n_basis) {
+    int array = saver->n_arrays++;
+    saver->type[array] = DTYPE_F32;
+    saver->copy_bytes[array] = (size_t)n_basis * sizeof(float);
+    saver->n_errors++;
 }
 
 size_t saver_planned_bytes(const Saver *saver) {
@@ -115,7 +122,9 @@ static CheckpointSource source_of(const Saver *saver) {
                                .moments_saved = request->moments_saved,
                                .owner_error_saved = request->owner_error_saved,
                                .error_saved = request->error_saved,
-                               .error_rank = request->error_rank};
+                               .error_rank = request->error_rank,
+                               .n_basis = request->n_basis,
+                               .basis_identity = request->basis_identity};
     memcpy(source.type, saver->type, sizeof source.type);
     return source;
 }
@@ -183,10 +192,11 @@ static void *write_copies(void *context) {
     Saver *saver = context;
     CheckpointSource source = source_of(saver);
     source.parameters = saver->copy[0];
-    int n_errors = saver->has_errors ? 2 : 0, n_others = saver->n_arrays - n_errors;
+    int n_errors = saver->n_errors, n_others = saver->n_arrays - n_errors;
     for (int i = 1; i < n_others; i++) source.moment[i - 1] = saver->copy[i];
     if (n_errors) source.owner_error = saver->copy[n_others];
     if (n_errors) source.error = saver->copy[n_others + 1];
+    if (n_errors > 2) source.basis = saver->copy[n_others + 2];
     if (saver->packs) {
         source.parameters_saved = &saver->packed[0];
         source.moments_saved = &saver->packed[n_others > 1];
@@ -288,13 +298,16 @@ static const ShardMap *map_of(const Saver *saver, int array) {
     const SaveRequest *request = &saver->request;
     static const ShardMap nothing = {0};
     if (array == 0) return request->parameters_saved;
-    if (!saver->has_errors || array < saver->n_arrays - 2) return request->moments_saved;
-    if (array == saver->n_arrays - 1) return request->error_saved;
+    int behind = array - (saver->n_arrays - saver->n_errors);
+    if (behind < 0) return request->moments_saved;
+    if (behind == 1) return request->error_saved;
     return request->owner_error_saved ? request->owner_error_saved : &nothing;
 }
 
 static Status take_copy(Saver *saver, int array, Error *error) {
     const SaveRequest *request = &saver->request;
+    if (saver->n_errors > 2 && array == saver->n_arrays - 1)
+        return read_device(saver, array, 0, request->n_basis, saver->copy[array], error);
     if (!saver->packs)
         return read_device(saver, array, 0, tensor_count(request->array[array]), saver->copy[array], error);
     return take_packed(saver, array, map_of(saver, array), error);

@@ -41,6 +41,8 @@ typedef struct {
     const ShardMap *parameters_saved, *moments_saved; /* as in CheckpointSource */
     const ShardMap *owner_error_saved, *error_saved;  /* likewise, of the arrays behind the moments */
     int error_rank;
+    int64_t n_basis; /* of the array behind the errors, as in CheckpointSource */
+    uint64_t basis_identity;
     CheckpointState state;
     int64_t keep_last; /* see checkpoint_prune */
     bool keep_best;
@@ -56,7 +58,7 @@ typedef struct {
     bool in_background;
     int n_arrays;
     DType type[SAVER_MAX_ARRAYS];      /* of each, here, in the copies and in the file */
-    bool has_errors;                   /* the last two arrays are errors */
+    int n_errors;                      /* of the last arrays: two are errors, a third is a basis */
     bool packs;                        /* the copies hold what is saved, and nothing else */
     int most_runs[SAVER_MAX_ARRAYS];   /* of the maps of what is packed */
     ShardRun *runs[SAVER_MAX_ARRAYS];  /* room for them, as they lie in the copy, */
@@ -86,6 +88,9 @@ void saver_plan_parts(Saver *saver, const ShardMap *parameters, const ShardMap *
 
 /* Two more arrays, of errors in f32, by these maps (the first may be NULL); behind saver_plan_parts. */
 void saver_plan_errors(Saver *saver, const ShardMap *owner_error, const ShardMap *error);
+
+/* And a basis of so many numbers in f32, where there is one on other ranks too; behind saver_plan_errors. */
+void saver_plan_basis(Saver *saver, int64_t n_basis);
 
 /* What saver_open allocates, and what it has allocated: the copies. */
 size_t saver_planned_bytes(const Saver *saver);

@@ -17,7 +17,8 @@ enum { SAMPLE = 100, FEW_STEPS = 4, MANY_STEPS = 20, N_MODELS = 5 };
 typedef struct {
     bool all;
     int64_t n_sample, n_steps, batch, left_out;
-    int precision, device, optimizer, moments;
+    int precision, device, optimizer, moments, compress_across;
+    int64_t host_ranks;
     const char *only, *compress;
     double tolerance;
     int64_t n_threads;
@@ -45,6 +46,11 @@ static const OptionSpec call_specs[] = {
         "compress", VerifyCallOptions, compress, "none", "WAY",
         "layouts that send less than gradients, as pgpt train --compress; compared with what n ranks do, "
         "simulated in one process"),
+    OPTION_CHOICE("compress-across", VerifyCallOptions, compress_across, COMPRESS_ACROSS_ALL,
+                  compress_across_names,
+                  "of --compress: between all ranks of dp, or between hosts of --ranks-per-host ranks"),
+    OPTION_INT("ranks-per-host", VerifyCallOptions, host_ranks, 0, 0, 1 << 20,
+               "of --compress-across hosts: so many ranks on each, in their order"),
     OPTION_INT("steps", VerifyCallOptions, n_steps, 0, 0, 10000,
                "optimizer steps in every layout; 0: 20, with --all 4"),
     OPTION_INT("batch", VerifyCallOptions, batch, 0, 0, 1 << 20,
@@ -303,6 +309,13 @@ static Status read_options(Verify *run, int n_words, char *const *words, Error *
     Compression compression;
     TRY(compression_parse(call->compress, &compression, error));
     compression.n_warmup = call->n_steps < 8 ? 1 : call->n_steps / 4; /* a variance to go by */
+    compression.is_across_hosts = call->compress_across == COMPRESS_ACROSS_HOSTS;
+    if (compression.is_across_hosts && (compression.kind == COMPRESS_NONE || !call->host_ranks))
+        return error_user(error,
+                          "--compress-across hosts is of --compress between hosts of several ranks; give "
+                          "that, and --ranks-per-host 2 say");
+    if (call->host_ranks && !compression.is_across_hosts)
+        return error_user(error, "--ranks-per-host is of --compress-across hosts; give both or neither");
     if (compression.kind != COMPRESS_NONE && call->optimizer != OPTIMIZER_ADAMW)
         return error_user(error, "--compress %s is simulated with --optimizer adamw; leave out the other one",
                           call->compress);
@@ -312,6 +325,7 @@ static Status read_options(Verify *run, int n_words, char *const *words, Error *
     run->choice.is_f32 = precision.weight == DTYPE_F32;
     run->choice.scales_loss = precision.scales_loss;
     run->choice.compresses = compression.kind != COMPRESS_NONE;
+    run->choice.host_ranks = compression.is_across_hosts ? (int)call->host_ranks : 0;
     run->verifier.options = (VerifyOptions){.setting = {.backend = &run->backend,
                                                         .precision = precision,
                                                         .batch = call->batch,
@@ -324,7 +338,8 @@ static Status read_options(Verify *run, int n_words, char *const *words, Error *
                                             .weight_tolerance = tolerance.weight,
                                             .left_out = (int)call->left_out,
                                             .offload = offload,
-                                            .compression = compression};
+                                            .compression = compression,
+                                            .host_ranks = (int)call->host_ranks};
     return STATUS_OK;
 }
 

@@ -209,6 +209,7 @@ static Status prepare(TrainRun *run, Error *error) {
     bool gives_out = plan->options.tune || *plan->options.budget; /* the tuner does */
     run->n_planned = gives_out ? (int)n_ranks : plan->n_ranks;
     TRY(choose_batch(plan, error));
+    run->values.call.host_ranks = machine_ranks_a_host(machine, plan->n_ranks);
     if (machine->host.n_cores && !run->values.train.n_threads) {
         int64_t threads = machine->host.n_cores / machine_ranks_a_host(machine, plan->n_ranks);
         run->values.train.n_threads = threads > 1 ? threads : 1;
@@ -271,7 +272,8 @@ Status plan_visit_rank(PlanRun *plan, int rank, bool step_only, PlanVisit visit,
                         .config = config,
                         .layout = train_has_pipeline(&one) ? &one.layout : NULL,
                         .all_reduce = comm_algorithm(one.values.parallel.all_reduce),
-                        .only_enqueues = machine_is_gpu(&plan->machine.machine)};
+                        .only_enqueues = machine_is_gpu(&plan->machine.machine),
+                        .hosts = one.compression.is_across_hosts ? one.hosts : NULL};
     TRY(planned_rank_open(&planned, &how, rank, error));
     one.launch = &planned.launch;
     one.mesh = planned.mesh;

@@ -2,11 +2,13 @@
 #include "job/train_run.h"
 
 #include "base/options/options_refuse.h"
+#include "parallel/mesh_hosts.h"
 
 static Status refuse_ignored(const TrainRun *run, Error *error) {
     bool compresses = run->compression.kind != COMPRESS_NONE;
     const OptionCondition rules[] = {
         {"compress-warmup", "--compress", compresses},
+        {"compress-across", "--compress", compresses},
     };
     return options_refuse_idle(&run->options, rules, sizeof rules / sizeof rules[0], OPTION_FROM_COMMAND,
                                error);
@@ -24,6 +26,23 @@ static Status check_alone(TrainRun *run, Error *error) {
                           text);
     log_warning(&run->log, "the run was begun with --compress %s; with nobody to send to it goes on as exact",
                 text);
+    run->compression = (Compression){0};
+    return STATUS_OK;
+}
+
+/* A run that was begun on several hosts may be ended on one, where everything is exact. */
+static Status check_hosts(TrainRun *run, Error *error) {
+    ParallelOptions *parallel = &run->values.parallel;
+    run->compression.is_across_hosts = parallel->compress_across == COMPRESS_ACROSS_HOSTS;
+    if (!run->compression.is_across_hosts) return STATUS_OK;
+    train_hosts_number(run);
+    if (mesh_check_hosts(&run->shape, run->hosts, error) == STATUS_OK) return STATUS_OK;
+    HostPlace place = mesh_host_place(&run->shape, 0, run->hosts);
+    if (options_source(&run->options, "compress-across") == OPTION_FROM_COMMAND || place.n_hosts > 1)
+        return error->status;
+    *error = (Error){0};
+    log_warning(&run->log, "the run was begun with --compress %s between hosts; on one it goes on as exact",
+                parallel->compress);
     run->compression = (Compression){0};
     return STATUS_OK;
 }
@@ -99,6 +118,8 @@ Status train_compress_complete(TrainRun *run, Error *error) {
     TRY(check_alone(run, error));
     if (run->compression.kind == COMPRESS_NONE) return STATUS_OK;
     TRY(check_others(run, error));
+    TRY(check_hosts(run, error));
+    if (run->compression.kind == COMPRESS_NONE) return STATUS_OK;
     if (parallel->compress_warmup < 0)
         parallel->compress_warmup = compression_default_warmup(&run->compression, run->values.train.n_steps);
     if (compression_is_adam(&run->compression) && parallel->compress_warmup == 0)

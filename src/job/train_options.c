@@ -22,9 +22,10 @@ const OptionSpec call_option_specs[] = {
                 "print every rank's place in the mesh, the groups that talk to each other and what a step "
                 "sends along every axis, then leave; one process plans a mesh of any size",
                 .flags = OPTION_TRANSIENT),
-    OPTION_INT("ranks-per-host", CallOptions, host_ranks, 0, 0, 1 << 20,
-               "of --print-mesh: so many ranks on each host, in their order; 0: as they were started",
-               .flags = OPTION_TRANSIENT),
+    OPTION_INT(
+        "ranks-per-host", CallOptions, host_ranks, 0, 0, 1 << 20,
+        "of --print-mesh and --compress-across hosts: so many ranks on each host, in their order; 0: as "
+        "they were started"),
     OPTION_STRING(
         "fault", CallOptions, fault, "", "KIND:RANK:STEP",
         "let something go wrong, to see that the job survives it: kill, stop or hang a rank before a step, "
@@ -191,7 +192,8 @@ static Status refuse_ignored(const TrainRun *run, Error *error) {
          offload_has(&run->offload, OFFLOAD_OPTIMIZER) && device_takes_gpu(run->values.train.device)},
         {"offload-bucket-mb", "--offload optimizer", offload_has(&run->offload, OFFLOAD_OPTIMIZER)},
         {"offload-io", "--offload ...:file=DIR", *run->offload.folder != 0},
-        {"ranks-per-host", "--print-mesh", run->values.call.print_mesh},
+        {"ranks-per-host", "--print-mesh or --compress-across hosts",
+         run->values.call.print_mesh || run->host_names},
         {"tp-style", "--tp 2 or more", run->values.parallel.size[AXIS_TP] > 1},
         {"tp-chunks", "--tp or --ep 2 or more",
          run->values.parallel.size[AXIS_TP] > 1 || run->values.parallel.size[AXIS_EP] > 1},

@@ -16,6 +16,7 @@
 #include "comm/comm_device.h"
 #include "data/source.h"
 #include "device/device.h"
+#include "parallel/mesh_hosts.h"
 #include "plan/run_memory.h"
 #include "run/interrupt.h"
 #include "run/notice.h"
@@ -203,6 +204,8 @@ Status train_mesh_open(TrainRun *run, Error *error) {
     for (int axis = 0; axis < N_AXES; axis++)
         run->mesh.axis[axis].all_reduce = comm_algorithm(run->values.parallel.all_reduce);
     run->mesh.sums.all_reduce = comm_algorithm(run->values.parallel.all_reduce);
+    if (run->compression.is_across_hosts) TRY(mesh_open_hosts(&run->mesh, run->hosts, error));
+    run->mesh.hosts.inside.all_reduce = run->mesh.hosts.across.all_reduce = run->mesh.sums.all_reduce;
     TRY(train_pipeline_open(run, error));
     Comm *world = &run->launch->world;
     return world->size > 1 ? comm_split(world, 0, world->rank, &run->saving, error) : STATUS_OK;
@@ -402,6 +405,8 @@ static Status run_phases(TrainRun *run, int n_words, char *const *words, Error *
     if (error->status == STATUS_OK) know_shape(run, error);
     TRY(launch_agree(launch, error));
     fault_parse(run->values.call.fault, launch->world.size, &run->fault, error);
+    TRY(launch_agree(launch, error));
+    train_hosts_find(run, error);
     TRY(launch_agree(launch, error));
     run->outcome = TRAIN_RUN_MESH;
     if (run->values.call.print_mesh) return know_mesh(run, error);

@@ -21,7 +21,7 @@
 
 typedef struct {
     bool print_program, print_mesh, json, quiet;
-    int64_t host_ranks; /* of --print-mesh: ranks on a host; 0: as they are */
+    int64_t host_ranks; /* ranks on a host; 0: as they are */
     const char *fault;
 } CallOptions;
 
@@ -83,12 +83,14 @@ struct TrainRun {
     PipelineLayout layout; /* of pp */
     Stages stages;         /* which blocks each has, where there are several */
     Pipeline pipeline;
-    ParameterPart part;      /* what of the model this rank has */
-    Comm saving;             /* of all ranks, for checkpoints */
-    Offload offload;         /* what values.offload comes to */
-    ScratchRates disk;       /* of its folder, as the root has measured it; 0: nobody has */
-    AsyncOptions async;      /* complete: what values.async comes to on these ranks */
-    Compression compression; /* likewise, of --compress */
+    ParameterPart part;            /* what of the model this rank has */
+    Comm saving;                   /* of all ranks, for checkpoints */
+    Offload offload;               /* what values.offload comes to */
+    ScratchRates disk;             /* of its folder, as the root has measured it; 0: nobody has */
+    AsyncOptions async;            /* complete: what values.async comes to on these ranks */
+    Compression compression;       /* likewise, of --compress */
+    const char *const *host_names; /* of --compress-across hosts: each rank's; NULL: nobody asks */
+    int *hosts;                    /* and a number for that of each rank of the mesh */
     Trainer trainer;
     Log log;
     bool has_backend, has_trainer, has_init;
@@ -202,6 +204,18 @@ Status train_async_complete(TrainRun *run, Error *error);
 Status train_async_check(const TrainRun *run, Error *error);
 
 void train_async_say(const TrainRun *run);
+
+/* ---- Hosts (train_hosts.c) */
+
+/* The name of each rank's host, or of its number; NULL where there are no such ranks and nobody has said.
+ * Collective. */
+Status train_host_names(TrainRun *run, const char *const **names, Error *error);
+
+/* Fills in run->host_names, where somebody will ask, when the job's ranks are known. Collective. */
+Status train_hosts_find(TrainRun *run, Error *error);
+
+/* And run->hosts of the mesh. */
+void train_hosts_number(TrainRun *run);
 
 /* ---- Compressed sums (train_compress.c) */
 

@@ -550,20 +550,3 @@ FlatArray parameters_flat(const ParameterTable *table, Arena *arena) {
                        .n_pieces = table->n_parameters,
                        .n_elements = table->n_flat_elements};
 }
-
-const FlatPiece *parameters_pieces(const ParameterTable *table, Arena *arena) {
-    FlatPiece *pieces = ARENA_ARRAY(arena, FlatPiece, table->n_parameters + 1);
-    int64_t end = table->n_flat_elements;
-    for (int i = table->n_parameters - 1; i >= 0; i--) {
-        const Parameter *parameter = &table->parameter[i];
-        pieces[i] = (FlatPiece){.first = parameter->flat_offset,
-                                .n = end - parameter->flat_offset,
-                                .block = parameter->block,
-                                .chunk = parameter->chunk,
-                                .group = parameter->group,
-                                .is_pair = parameter->is_tied_pair,
-                                .is_alone = parameter->is_tied_pair || parameter->is_of_two_chunks};
-        end = parameter->flat_offset;
-    }
-    return pieces;
-}

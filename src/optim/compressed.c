@@ -29,24 +29,44 @@ static void record_update(void *context, Graph *graph, int64_t first, int64_t n,
     op_adamw(graph, &tensors, &attributes);
 }
 
-static void record_norm(const FrozenUpdate *update, CompressedSync *compressed, Tensor *loss_scale,
-                        Graph *graph) {
-    const OptimizerTensors *tensors = update->tensors;
-    const ParameterTable *table = update->parameters->table;
-    UpdateSlice all = {update->parameters->flat->gradient, update->parameters->flat,
-                       .n = table->n_flat_elements};
-    UpdateSlices slices = {.n_slices = 1, .slice = &all, .n_local = table->n_flat_elements};
+/* By the gradients of all ranks: their norm, and what they are to be multiplied by. */
+static void record_norm(const ParameterTensors *parameters, CompressedSync *compressed, Tensor *loss_scale,
+                        float clip, Tensor *factor, Tensor *norm, Graph *graph) {
+    const ParameterTable *table = parameters->table;
+    int n_units = compressed->inside ? compressed->sync->partition.n_units : 0;
+    UpdateSlice *slice = ARENA_ARRAY(&graph->arena, UpdateSlice, n_units + 1);
+    UpdateSlices slices = {.slice = slice, .n_local = table->n_flat_elements};
+    UpdateSlice all = {parameters->flat->gradient, parameters->flat, .n = table->n_flat_elements};
+    if (!compressed->inside) slice[slices.n_slices++] = all;
+    for (int i = 0; i < n_units; i++) {
+        int64_t first, n = compressed_sync_counted(compressed, i, &first);
+        if (!n) continue;
+        slice[slices.n_slices++] = (UpdateSlice){
+            graph_view(graph, parameters->flat->gradient, SHAPE(n), first, "gradients"),
+            graph_view(graph, parameters->flat, SHAPE(n), first, "parameters"), first, n, first};
+    }
     Tensor *total = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(1), "squared norm of all ranks");
     optimizer_squares(table, &slices, total, graph);
     gradient_sync_scalar(compressed->sync, graph, total);
-    op_clip_scaled(graph, total, loss_scale, tensors->factor, tensors->norm, (float)update->options->clip);
+    op_clip_scaled(graph, total, loss_scale, factor, norm, clip);
+}
+
+Tensor *optimizer_record_unscale(const ParameterTensors *parameters, CompressedSync *compressed,
+                                 Tensor *loss_scale, Graph *graph) {
+    Tensor *factor = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(1), "scale taken away");
+    Tensor *norm = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(1), "norm of all ranks");
+    record_norm(parameters, compressed, loss_scale, 0.0f, factor, norm, graph);
+    return factor;
 }
 
 void optimizer_record_compressed(const OptimizerOptions *options, const OptimizerTensors *tensors,
                                  const ParameterTensors *parameters, CompressedSync *compressed,
                                  Tensor *loss_scale, Graph *graph) {
     FrozenUpdate update = {options, tensors, parameters};
-    if (tensors->factor) record_norm(&update, compressed, loss_scale, graph);
+    compressed_sync_inside(compressed, graph, parameters->flat->gradient);
+    if (tensors->factor)
+        record_norm(parameters, compressed, loss_scale, (float)options->clip, tensors->factor, tensors->norm,
+                    graph);
     CompressedMomentum momentum = {
         .gradient = parameters->flat->gradient,
         .factor = tensors->factor,

@@ -10,6 +10,11 @@
 #include "optim/optimizer.h"
 #include "parallel/compress/compressed_sync.h"
 
+/* Of ways that compress gradients which are loss_scale times too large: what makes them as large as they are,
+ * and is no finite number where a rank's are not. */
+Tensor *optimizer_record_unscale(const ParameterTensors *parameters, CompressedSync *compressed,
+                                 Tensor *loss_scale, Graph *graph);
+
 void optimizer_record_compressed(const OptimizerOptions *options, const OptimizerTensors *tensors,
                                  const ParameterTensors *parameters, CompressedSync *compressed,
                                  Tensor *loss_scale, Graph *graph);

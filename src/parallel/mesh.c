@@ -237,6 +237,8 @@ Status mesh_open_ends(Mesh *mesh, Error *error) {
 }
 
 void mesh_close(Mesh *mesh) {
+    comm_close(&mesh->hosts.across);
+    comm_close(&mesh->hosts.inside);
     comm_close(&mesh->expert_sums);
     comm_close(&mesh->sums);
     comm_close(&mesh->ends);

@@ -44,6 +44,13 @@ Status mesh_shape(const int64_t *sizes /* (N_AXES) */, int n_ranks, MeshShape *s
  * Fails where these are more than `most`. */
 Status mesh_shape_planned(const int64_t *sizes, int most, MeshShape *shape, Error *error);
 
+/* Of those that sum gradients: the ranks of this host, and those with the same place on every host
+ * (mesh_hosts.h); of the host's memory and of the device's. {0} where nobody asks, and where there is one. */
+typedef struct {
+    Comm inside, device_inside;
+    Comm across, device_across;
+} MeshHosts;
+
 typedef struct {
     MeshShape shape;
     int coordinate[N_AXES];
@@ -61,6 +68,7 @@ typedef struct {
     /* Those of dp and cp together, who hold the same experts, likewise; {0} where cp or ep is 1: then those
      * of dp, or all that hold the same parameters. */
     Comm expert_sums, device_expert_sums;
+    MeshHosts hosts;
     Comm device[N_AXES]; /* of a device's memory (NCCL, or through the host); {0} where that is the host's */
 } Mesh;
 

@@ -2,6 +2,7 @@
 #include "parallel/options.h"
 
 #include "comm/algo/algo.h"
+#include "parallel/compress/compression.h"
 #include "parallel/pipeline/schedule.h"
 #include "parallel/ring_attention.h"
 #include "parallel/sync/gradient_sync.h"
@@ -60,11 +61,15 @@ const OptionSpec parallel_option_specs[] = {
     OPTION_STRING(
         "compress", ParallelOptions, compress, "none", "WAY",
         "send less than the gradients: 1bit-adam or 0/1-adam (signs of the momentum), topk:X (the "
-        "largest share X), int8, f16; what is left out is kept and sent later (docs/COMPRESSION.md)",
+        "largest share X), int8, f16, powersgd:R (matrices in rank R); what is left out is kept and sent later (docs/COMPRESSION.md)",
         .flags = OPTION_FIXED),
     OPTION_INT("compress-warmup", ParallelOptions, compress_warmup, -1, -1, INT64_MAX / 2,
                "exact steps before the first compressed one; -1: a fifth of the steps, and none for int8 "
                "and f16"),
+    OPTION_CHOICE("compress-across", ParallelOptions, compress_across, COMPRESS_ACROSS_ALL,
+                  compress_across_names,
+                  "between whom --compress sends less: all ranks that share a batch; or hosts, whose ranks "
+                  "add up exactly first"),
     OPTION_CHOICE("allreduce", ParallelOptions, all_reduce, DEFAULT_ALGORITHM, comm_algorithm_names,
                   "all-reduce algorithm that sums gradients: one of pgpt's, or the MPI library's own"),
     OPTION_FLOAT(

@@ -21,7 +21,8 @@ typedef struct {
     int64_t zero;
     const char *compress; /* see compression_parse */
     int64_t compress_warmup;
-    int all_reduce; /* see comm_algorithm */
+    int compress_across; /* CompressAcross */
+    int all_reduce;      /* see comm_algorithm */
     double bucket_mb;
     bool overlap;
     bool pin;

@@ -6,6 +6,7 @@
 
 #include "comm/comm_self.h"
 #include "model/parameter_shard.h"
+#include "parallel/mesh_hosts.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -129,6 +130,18 @@ static void open_heads(const Opening *opening) {
     mesh->heads = open_group(opening, member, n);
 }
 
+static void open_hosts(const Opening *opening) {
+    const PlannedSetup *setup = opening->setup;
+    Mesh *mesh = &opening->planned->mesh;
+    if (!setup->hosts) return;
+    HostPlace place = mesh_host_place(setup->shape, opening->rank, setup->hosts);
+    int *inside = ARENA_ARRAY(&opening->planned->arena, int, place.n_lanes),
+        *across = ARENA_ARRAY(&opening->planned->arena, int, place.n_hosts);
+    mesh_host_ranks(setup->shape, opening->rank, setup->hosts, inside, across);
+    if (place.n_lanes > 1) mesh->hosts.inside = open_group(opening, inside, place.n_lanes);
+    mesh->hosts.across = open_group(opening, across, place.n_hosts);
+}
+
 static void open_mesh(const Opening *opening) {
     static const Axis sums[] = {AXIS_DP, AXIS_CP, AXIS_EP};
     Mesh *mesh = &opening->planned->mesh;
@@ -141,6 +154,7 @@ static void open_mesh(const Opening *opening) {
     if (opening->setup->config->tied && last > 0 && (stage == 0 || stage == last))
         mesh->ends = open_pair(opening, 0, last);
     open_heads(opening);
+    open_hosts(opening);
 }
 
 static Status open_pipeline(const Opening *opening, Error *error) {

@@ -27,6 +27,7 @@ typedef struct {
     const PipelineLayout *layout; /* NULL: no pipeline */
     const CommAlgorithm *all_reduce;
     bool only_enqueues; /* as NCCL's communicators do */
+    const int *hosts;   /* of all ranks, where sums go within hosts first (mesh_hosts.h); NULL: nobody asks */
 } PlannedSetup;
 
 typedef struct {

@@ -38,6 +38,11 @@ Status model_mesh_open_device(Mesh *mesh, const Backend *backend, Error *error) 
         TRY(device_comm_open(&mesh->device_sums, &mesh->sums, COMM_FOR_SUMS, backend, error));
     if (mesh->expert_sums.table)
         TRY(device_comm_open(&mesh->device_expert_sums, &mesh->expert_sums, COMM_FOR_SUMS, backend, error));
+    MeshHosts *hosts = &mesh->hosts;
+    if (hosts->inside.table)
+        TRY(device_comm_open(&hosts->device_inside, &hosts->inside, COMM_FOR_SUMS, backend, error));
+    if (hosts->across.table)
+        TRY(device_comm_open(&hosts->device_across, &hosts->across, COMM_FOR_SUMS, backend, error));
     if (mesh->ends.table)
         TRY(device_comm_open(&mesh->device_ends, &mesh->ends, COMM_FOR_SUMS, backend, error));
     return mesh->heads.table
@@ -51,6 +56,8 @@ void model_mesh_close(Mesh *mesh, const Backend *backend) {
     if (backend) device_comm_close(&mesh->device_expert_sums, backend);
     if (backend) device_comm_close(&mesh->device_heads, backend);
     if (backend) device_comm_close(&mesh->device_ends, backend);
+    if (backend) device_comm_close(&mesh->hosts.device_inside, backend);
+    if (backend) device_comm_close(&mesh->hosts.device_across, backend);
     mesh_close(mesh);
 }
 

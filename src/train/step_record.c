@@ -214,7 +214,10 @@ static void record_update(TrainStep *step, const FlatTensors *tensors) {
         graph->block = NO_BLOCK;
         graph->chunk = 0;
         gradient_sync_pair(&step->sync, graph, tensors);
-        compressed_sync_gradients(&step->compressed, graph, tensors->flat->gradient);
+        Tensor *scale = step->loss.scale, *factor = NULL;
+        compressed_sync_inside(&step->compressed, graph, tensors->flat->gradient);
+        if (scale) factor = optimizer_record_unscale(&step->loss.parameters, &step->compressed, scale, graph);
+        compressed_sync_gradients(&step->compressed, graph, tensors->flat->gradient, factor);
         graph->regimes = 0;
         record_exact(step, tensors);
     }

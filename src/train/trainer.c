@@ -128,7 +128,9 @@ static void plan_saver(Trainer *trainer) {
                      step->optimizer.n_moments, options->background_save && saves_on_the_way);
     if (step->compressed.comm)
         saver_plan_errors(&trainer->saver, step->compressed.owner_error ? &step->compressed.owner_map : NULL,
-                          &step->compressed.error_map);
+                          &step->compressed.error_saved);
+    if (step->compressed.lowrank.basis)
+        saver_plan_basis(&trainer->saver, lowrank_sync_saved(&step->compressed.lowrank));
 }
 
 /* What this rank holds of the model. */

@@ -33,6 +33,10 @@ static Status share_out(Trainer *trainer, const Checkpoint *checkpoint, float *r
     for (int64_t i = 0; i < map->n_local; i++) room[i] = 0.0f;
     for (int from = compressed->comm->rank; from < n_old; from += n_new)
         TRY(add_error(trainer, checkpoint, from, map, scale, room, room + map->n_local, error));
+    /* Where there are no owners any more, theirs are the first's. */
+    if (checkpoint->state.has_owner_error && !compressed->owner_error && !compressed->comm->rank)
+        TRY(add_error(trainer, checkpoint, CHECKPOINT_OWNER_ERROR, map, 1.0f, room, room + map->n_local,
+                      error));
     TRY(executor_upload_f32(&step->executor, compressed->error, 0, map->n_local, room, error));
     if (!compressed->owner_error || !checkpoint->state.has_owner_error) return STATUS_OK;
     TRY(checkpoint_read_error(checkpoint, &trainer->table, CHECKPOINT_OWNER_ERROR, &compressed->owner_map,
@@ -56,12 +60,24 @@ static Status add_to_momentum(Trainer *trainer, const Checkpoint *checkpoint, fl
     return executor_upload_f32(&step->executor, step->optimizer.moment[0], 0, map->n_local, room, error);
 }
 
+/* What gradients in low rank go on with; another part of the model draws its own. */
+static Status take_basis(Trainer *trainer, const Checkpoint *checkpoint, float *room, Error *error) {
+    const LowRankSync *lowrank = &trainer->step.compressed.lowrank;
+    bool is_there;
+    if (!lowrank->basis || !checkpoint->state.n_errors) return STATUS_OK;
+    int64_t n = tensor_count(lowrank->basis);
+    TRY(checkpoint_read_basis(checkpoint, lowrank->identity, n, room, &is_there, error));
+    return is_there ? executor_upload_f32(&trainer->step.executor, lowrank->basis, 0, n, room, error)
+                    : STATUS_OK;
+}
+
 Status trainer_take_errors(Trainer *trainer, const Checkpoint *checkpoint, float *room, Error *error) {
     TrainStep *step = &trainer->step;
     const CheckpointState *state = &checkpoint->state;
     step->phase =
         (CompressedPhase){.n_variance_updates = state->n_errors ? state->n_variance_updates
                                                                 : state->step - state->n_skipped_steps};
+    TRY(take_basis(trainer, checkpoint, room, error));
     if (!state->n_errors) return STATUS_OK;
     Compression begun = {0};
     if (trainer->setup.parallel) TRY(compression_parse(trainer->setup.parallel->compress, &begun, error));

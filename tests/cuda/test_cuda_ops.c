@@ -12,6 +12,7 @@
 #include "large_specs.h"
 #include "ops/attention/sparse_attention.h"
 #include "ops/compress/compress.h"
+#include "ops/compress/lowrank.h"
 #include "ops/experts/experts.h"
 #include "ops/update/muon.h"
 
@@ -69,7 +70,9 @@ static bool is_update(const Node *node) {
 }
 
 static bool is_compression(const Node *node) {
-    return node->op == &OP_COMPRESS || node->op == &OP_COMBINE || node->op == &OP_EXPAND;
+    return node->op == &OP_COMPRESS || node->op == &OP_COMBINE || node->op == &OP_EXPAND ||
+           node->op == &OP_LOWRANK_PROJECT || node->op == &OP_LOWRANK_ORTHONORMAL ||
+           node->op == &OP_LOWRANK_RETURN || node->op == &OP_LOWRANK_EXPAND || node->op == &OP_RESCALE;
 }
 
 static bool touches(const Node *node, const Tensor *tensor) {

@@ -3,6 +3,7 @@
 #include "plan/planned_mesh.h"
 
 #include "comm/comm_null.h"
+#include "parallel/mesh_hosts.h"
 #include "train/model_mesh.h"
 
 #include <setjmp.h>
@@ -12,6 +13,13 @@
 #include <stdlib.h>
 
 #include <cmocka.h>
+
+/* Two ranks on each, where sums go within hosts first; NULL: here they cannot. */
+static const int *hosts_of(const MeshShape *shape) {
+    static int hosts[32];
+    for (int i = 0; i < 32; i++) hosts[i] = i / 2;
+    return mesh_check_hosts(shape, hosts, &(Error){0}) == STATUS_OK ? hosts : NULL;
+}
 
 typedef struct {
     Mesh mesh;
@@ -23,6 +31,7 @@ static Status open_learned(Learned *learned, NullGroup *world, int rank, const M
                            const ModelConfig *config, const PipelineLayout *layout, Error *error) {
     *learned = (Learned){.world = comm_null_rank(world, rank)};
     TRY(model_mesh_open(&learned->mesh, shape, config, &learned->world, error));
+    if (hosts_of(shape)) TRY(mesh_open_hosts(&learned->mesh, hosts_of(shape), error));
     return shape->size[AXIS_PP] > 1 ? model_pipeline_open(&learned->pipeline, &learned->mesh, layout, error)
                                     : STATUS_OK;
 }
@@ -49,6 +58,8 @@ static void compare_rank(const Learned *learned, const PlannedRank *planned, con
     compare(&planned->mesh.expert_sums, &learned->mesh.expert_sums);
     compare(&planned->mesh.heads, &learned->mesh.heads);
     compare(&planned->mesh.ends, &learned->mesh.ends);
+    compare(&planned->mesh.hosts.inside, &learned->mesh.hosts.inside);
+    compare(&planned->mesh.hosts.across, &learned->mesh.hosts.across);
     for (int i = 0; learned->pipeline.border && i < layout->n_chunks * N_BORDERS; i++) {
         const PipelineBorder *a = &planned->pipeline.border[i / N_BORDERS][i % N_BORDERS],
                              *b = &learned->pipeline.border[i / N_BORDERS][i % N_BORDERS];
@@ -70,8 +81,10 @@ static void check_shape(const MeshShape *shape, const ModelConfig *config, const
             close_learned(&learned);
         }
     } while (comm_null_learn(world));
-    PlannedSetup setup = {
-        .shape = shape, .config = config, .layout = shape->size[AXIS_PP] > 1 ? layout : NULL};
+    PlannedSetup setup = {.shape = shape,
+                          .config = config,
+                          .layout = shape->size[AXIS_PP] > 1 ? layout : NULL,
+                          .hosts = hosts_of(shape)};
     for (int rank = 0; rank < n_ranks; rank++) {
         Learned learned;
         PlannedRank planned;

@@ -4,6 +4,7 @@
 
 #include "graph/passes/sums.h"
 #include "ops/compress/compress.h"
+#include "ops/compress/lowrank.h"
 #include "ops/update/adamw.h"
 #include "ops/update/lamb.h"
 #include "ops/update/muon.h"
@@ -490,6 +491,40 @@ void build_compress(OpCase *test) {
     op_combine(graph, mine, &owner, combined, &one);
     Tensor *numbers = graph_tensor(graph, PLACE_ACTIVATION, DTYPE_F32, SHAPE(n), "numbers");
     op_expand(graph, words, &(CompressTensors){.variance = tensors.variance}, numbers, &a);
+}
+
+/* Two matrices, the second of half as many rows, and a few elements between them; then all operations. */
+void build_lowrank(OpCase *test) {
+    Graph *graph = test->graph;
+    const int64_t *size = test->spec->size, rows = size[0], columns = size[1];
+    enum { BETWEEN = 5 };
+    int rank = (int)size[2];
+    LowRankMatrix *matrix = ARENA_ARRAY(&graph->arena, LowRankMatrix, 2);
+    LowRankRun *run = ARENA_ARRAY(&graph->arena, LowRankRun, 1);
+    int64_t few = rows / 2 + 1, n = (rows + few) * columns + BETWEEN;
+    matrix[0] = (LowRankMatrix){.rows = rows, .columns = columns, .seed = 7};
+    *run = (LowRankRun){rows * columns, BETWEEN, rank * rows};
+    matrix[1] =
+        (LowRankMatrix){rows * columns + BETWEEN, few, columns, rank * rows + BETWEEN, rank * columns, 8};
+    LowRankAttributes a = {.rank = rank,
+                           .n_matrices = 2,
+                           .n_runs = 1,
+                           .matrix = matrix,
+                           .run = run,
+                           .n_message = rank * (rows + few) + BETWEEN,
+                           .n_basis = 2 * rank * columns,
+                           .share = 0.25f};
+    LowRankTensors tensors = {.gradient = case_activation(test, SHAPE(n), "gradient"),
+                              .error = case_activation(test, SHAPE(n), "error"),
+                              .basis = case_activation(test, SHAPE(a.n_basis), "basis")};
+    if (test->spec->flags & CASE_FACTOR)
+        tensors.factor = case_literal(test, DTYPE_F32, 1, "factor", (const float[]){0.5f});
+    graph->section = SECTION_UPDATE;
+    Tensor *message = op_lowrank_project(graph, &tensors, &a);
+    message = op_lowrank_orthonormal(graph, message, &a);
+    Tensor *returned = op_lowrank_return(graph, message, &tensors, &a);
+    op_lowrank_expand(graph, message, returned, &tensors, &a);
+    if (tensors.factor) op_rescale(graph, tensors.gradient, tensors.factor);
 }
 
 void build_adamw(OpCase *test) {

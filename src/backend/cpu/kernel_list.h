@@ -65,6 +65,11 @@
     PLAIN(OP_COMPRESS, cpu_compress)                                                                         \
     PLAIN(OP_COMBINE, cpu_combine)                                                                           \
     PLAIN(OP_EXPAND, cpu_expand)                                                                             \
+    PLAIN(OP_LOWRANK_PROJECT, cpu_lowrank_project)                                                           \
+    PLAIN(OP_LOWRANK_ORTHONORMAL, cpu_lowrank_orthonormal)                                                   \
+    PLAIN(OP_LOWRANK_RETURN, cpu_lowrank_return)                                                             \
+    PLAIN(OP_LOWRANK_EXPAND, cpu_lowrank_expand)                                                             \
+    PLAIN(OP_RESCALE, cpu_rescale)                                                                           \
     PLAIN(OP_PACK, cpu_pack)                                                                                 \
     WITH_SCRATCH(OP_SUM, cpu_sum)                                                                            \
     PLAIN(OP_CROSS_ENTROPY, cpu_cross_entropy)                                                               \

@@ -50,6 +50,11 @@
     PLAIN(OP_COMPRESS, cuda_compress)                                                                        \
     PLAIN(OP_COMBINE, cuda_combine)                                                                          \
     PLAIN(OP_EXPAND, cuda_expand)                                                                            \
+    PLAIN(OP_LOWRANK_PROJECT, cuda_lowrank_project)                                                          \
+    PLAIN(OP_LOWRANK_ORTHONORMAL, cuda_lowrank_orthonormal)                                                  \
+    WITH_SCRATCH(OP_LOWRANK_RETURN, cuda_lowrank_return)                                                     \
+    PLAIN(OP_LOWRANK_EXPAND, cuda_lowrank_expand)                                                            \
+    PLAIN(OP_RESCALE, cuda_rescale)                                                                          \
     PLAIN(OP_PACK, cuda_pack)                                                                                \
     WITH_SCRATCH(OP_SUM, cuda_sum)                                                                           \
     PLAIN(OP_CROSS_ENTROPY, cuda_cross_entropy)                                                              \

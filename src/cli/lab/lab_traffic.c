@@ -110,10 +110,25 @@ static Status read_ways(TrafficStudy *study, Error *error) {
 }
 
 /* What the study sets itself. */
-static const char *const ours[] = {
-    "out",        "steps",     "epochs", "seed",    "threads",    "resume",          "json",
-    "quiet",      "compress",  "dp",     "no-save", "eval-every", "compress-warmup", "sample-tokens",
-    "print-mesh", "log-every", NULL};
+static const char *const ours[] = {"out",
+                                   "steps",
+                                   "epochs",
+                                   "seed",
+                                   "threads",
+                                   "resume",
+                                   "json",
+                                   "quiet",
+                                   "compress",
+                                   "dp",
+                                   "no-save",
+                                   "eval-every",
+                                   "compress-warmup",
+                                   "sample-tokens",
+                                   "print-mesh",
+                                   "log-every",
+                                   "compress-across",
+                                   "ranks-per-host",
+                                   NULL};
 
 static Status read_call(TrafficStudy *study, Error *error) {
     TrainCommand values;

@@ -145,26 +145,6 @@ Status train_report_program(const TrainRun *run, Error *error) {
 
 /* ---- the mesh */
 
-enum { HOST_BYTES = sizeof((Launch *)NULL)->host };
-
-/* Where each rank of the mesh is; NULL where there are no such ranks and nobody has said. Collective. */
-static Status find_hosts(TrainRun *run, const char *const **names, Error *error) {
-    Comm *world = &run->launch->world;
-    Arena *arena = &run->options.arena;
-    int n_ranks = mesh_n_ranks(&run->shape), on_host = (int)run->values.call.host_ranks;
-    const char **hosts = ARENA_ARRAY(arena, const char *, n_ranks);
-    *names = on_host || n_ranks == world->size ? hosts : NULL;
-    for (int i = 0; on_host && i < n_ranks; i++) hosts[i] = arena_printf(arena, "host %d", i / on_host);
-    if (on_host || n_ranks != world->size) return STATUS_OK;
-    int64_t *border = ARENA_ARRAY(arena, int64_t, n_ranks + 1);
-    for (int i = 0; i <= n_ranks; i++) border[i] = (int64_t)i * HOST_BYTES;
-    char *all = ARENA_ARRAY(arena, char, n_ranks *HOST_BYTES);
-    memcpy(all + border[world->rank], run->launch->host, HOST_BYTES);
-    TRY(comm_all_gather(world, all, border, COMM_U8, error));
-    for (int i = 0; i < n_ranks; i++) hosts[i] = all + border[i];
-    return STATUS_OK;
-}
-
 static void print_count(const char *axes, const char *kind, const TrafficCount *sum, const TrafficCount *most,
                         bool has_hosts) {
     char far[32] = "-";
@@ -234,7 +214,7 @@ static void add_line(void *context, int axes, int kind) {
 Status train_report_mesh(TrainRun *run, Error *error) {
     const char *const *hosts;
     Traffic sum, most;
-    TRY(find_hosts(run, &hosts, error));
+    TRY(train_host_names(run, &hosts, error));
     TRY(train_count_traffic(run, hosts, &sum, &most, error));
     if (!run->launch->is_root) return STATUS_OK;
     int n_ranks = mesh_n_ranks(&run->shape);

@@ -9,31 +9,50 @@
  * slices, come back from them, and are expanded while the next unit travels. Nodes get the regime that the
  * graph has.
  *
- * A rank's errors are as long as the flat arrays, an owner's are of its slices. */
+ * A rank's errors are as long as the flat arrays, an owner's are of its slices.
+ *
+ * Where words go between hosts alone (mesh_hosts.h), the ranks of a host add up a unit first, each a part of
+ * it (reduce-scatter), which it then sends to its like on the other hosts; words of all parts are gathered
+ * within the host again. With a ranks on each of h hosts a unit has a·h slices, of which slice l·h + k
+ * belongs to rank l of host k, and errors are of a rank's part. In low rank every rank of a host has the
+ * host's whole sum and error. */
 #ifndef PGPT_PARALLEL_COMPRESS_COMPRESSED_SYNC_H
 #define PGPT_PARALLEL_COMPRESS_COMPRESSED_SYNC_H
 
 #include "ops/compress/compress.h"
+#include "parallel/compress/lowrank_sync.h"
 #include "parallel/sync/gradient_sync.h"
 
 typedef struct {
     GradientSync *sync;
     Codec codec;
-    Comm *comm;                    /* of those that share a sum; NULL: there is nothing to compress */
-    ShardMap error_map, owner_map; /* of the flat arrays, in the next two */
-    Tensor *error;                 /* (n_flat) this rank's */
-    Tensor *owner_error;           /* (n_local) of its slices; NULL: sums stay with their owners */
-    Tensor *kept;                  /* (words) what the momentum was last, where nobody has it in f32 */
-    int64_t *kept_first;           /* (n_units+1) where those of each unit begin */
-    Tensor *variance;              /* (n_flat) of all slices, likewise */
-    Tensor *master;                /* (n_flat) master weights, likewise; NULL: there are none */
+    Comm *comm;           /* of those that send words; NULL: there is nothing to compress */
+    Comm *inside;         /* with --compress-across hosts: of a host's ranks; NULL: one a host */
+    ShardMap error_saved; /* of this rank's errors, what it writes to a checkpoint */
+    int64_t *error_first, *owner_first; /* (n_units+1) where those of each unit begin */
+    ShardMap error_map, owner_map;      /* of the flat arrays, in the next two */
+    Tensor *error;                      /* this rank's */
+    Tensor *owner_error;                /* of its slices; NULL: sums stay with their owners */
+    Tensor *kept;                       /* (words) what the momentum was last, where nobody has it in f32 */
+    int64_t *kept_first;                /* (n_units+1) where those of each unit begin */
+    Tensor *variance;                   /* (n_flat) of all slices, likewise */
+    Tensor *master;                     /* (n_flat) master weights, likewise; NULL: there are none */
+    LowRankSync lowrank;                /* of gradients in low rank, which have no owners; {0}: of none */
 } CompressedSync;
 
 /* The errors of a run that compresses; {0} for one that does not. */
 CompressedSync compressed_sync_plan(GradientSync *sync, Graph *graph);
 
-/* Gradients of this rank become sums over all ranks: whole ones, or with ZeRO in this rank's slices. */
-void compressed_sync_gradients(CompressedSync *compressed, Graph *graph, Tensor *gradient);
+/* Before any of the next: gradients become sums over each host's ranks, where words go between hosts. */
+void compressed_sync_inside(CompressedSync *compressed, Graph *graph, Tensor *gradient);
+
+/* Elements of the gradient that this rank counts in norms then, unit by unit: all where it is alone. */
+int64_t compressed_sync_counted(const CompressedSync *compressed, int index, int64_t *first);
+
+/* Gradients of this rank become sums over all ranks: whole ones, or with ZeRO in this rank's slices. With a
+ * factor (NULL: none) errors are of gradients multiplied by it; where it is no finite number sums are none
+ * either, and nothing else changes. */
+void compressed_sync_gradients(CompressedSync *compressed, Graph *graph, Tensor *gradient, Tensor *factor);
 
 /* What Adam has, whole or of this rank's slices. */
 typedef struct {

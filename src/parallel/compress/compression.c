@@ -7,10 +7,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const names[N_COMPRESS_KINDS] = {"none", "1bit-adam", "0/1-adam", "topk", "int8", "f16"};
+enum { MOST_RANK = 256 };
+
+static const char *const names[N_COMPRESS_KINDS] = {"none", "1bit-adam", "0/1-adam", "topk",
+                                                    "int8", "f16",       "powersgd"};
+
+const char *const compress_across_names[] = {"all", "hosts", NULL};
 
 /* Of those whose name alone is not enough. */
-static const char *const examples[N_COMPRESS_KINDS] = {[COMPRESS_TOPK] = "topk:0.1"};
+static const char *const examples[N_COMPRESS_KINDS] = {
+    [COMPRESS_TOPK] = "topk:0.1", [COMPRESS_POWERSGD] = "powersgd:4"};
 
 const char *compression_example(CompressKind kind) {
     return examples[kind] ? examples[kind] : names[kind];
@@ -30,7 +36,7 @@ Status compression_parse(const char *text, Compression *compression, Error *erro
     *compression = (Compression){0};
     double number;
     for (int kind = 0; kind < N_COMPRESS_KINDS; kind++) {
-        if (strcmp(text, names[kind]) != 0 || kind == COMPRESS_TOPK) continue;
+        if (strcmp(text, names[kind]) != 0 || examples[kind]) continue;
         compression->kind = kind;
         return STATUS_OK;
     }
@@ -44,15 +50,28 @@ Status compression_parse(const char *text, Compression *compression, Error *erro
         compression->share = number;
         return STATUS_OK;
     }
-    return error_user(error,
-                      "--compress %s is none of the ways there are: none, 1bit-adam, 0/1-adam, topk:X (the "
-                      "largest share X, as topk:0.01), int8, f16",
-                      text);
+    if (take_number(text, names[COMPRESS_POWERSGD], &number)) {
+        if (!(number >= 1.0 && number <= MOST_RANK && number == floor(number)))
+            return error_user(error,
+                              "--compress %s: the rank of what is sent is a whole number from 1 to %d; "
+                              "powersgd:4 is usual",
+                              text, MOST_RANK);
+        compression->kind = COMPRESS_POWERSGD;
+        compression->rank = (int)number;
+        return STATUS_OK;
+    }
+    return error_user(
+        error,
+        "--compress %s is none of the ways there are: none, 1bit-adam, 0/1-adam, topk:X (the "
+        "largest share X, as topk:0.01), int8, f16, powersgd:R (matrices in rank R, as powersgd:4)",
+        text);
 }
 
 const char *compression_name(const Compression *compression, char *text, size_t n_bytes) {
     const char *name = names[compression->kind];
     if (compression->kind == COMPRESS_TOPK) snprintf(text, n_bytes, "%s:%g", name, compression->share);
+    else if (compression->kind == COMPRESS_POWERSGD)
+        snprintf(text, n_bytes, "%s:%d", name, compression->rank);
     else snprintf(text, n_bytes, "%s", name);
     return text;
 }
@@ -73,7 +92,8 @@ Codec compression_codec(const Compression *compression) {
 
 int64_t compression_default_warmup(const Compression *compression, int64_t n_steps) {
     enum { SHARE = 5 };
-    bool needs_some = compression_is_adam(compression) || compression->kind == COMPRESS_TOPK;
+    bool needs_some = compression_is_adam(compression) || compression->kind == COMPRESS_TOPK ||
+                      compression->kind == COMPRESS_POWERSGD;
     return needs_some ? (n_steps + SHARE - 1) / SHARE : 0;
 }
 

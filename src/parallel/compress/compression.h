@@ -20,12 +20,18 @@ typedef enum {
     COMPRESS_TOPK,
     COMPRESS_INT8,
     COMPRESS_F16,
+    COMPRESS_POWERSGD,
     N_COMPRESS_KINDS
 } CompressKind;
+
+/* Between whom ranks send less: all of them, or hosts (--compress-across). */
+typedef enum { COMPRESS_ACROSS_ALL, COMPRESS_ACROSS_HOSTS } CompressAcross;
+extern const char *const compress_across_names[]; /* NULL-terminated */
 
 typedef struct {
     int kind;             /* CompressKind */
     double share;         /* of COMPRESS_TOPK */
+    int rank;             /* of COMPRESS_POWERSGD: columns that matrices are sent by */
     int64_t n_warmup;     /* exact steps before the first compressed one */
     bool is_across_hosts; /* exact within a host */
 } Compression;
@@ -41,6 +47,11 @@ const char *compression_example(CompressKind kind);
 /* Is it the momentum that is compressed, with a frozen variance? */
 static inline bool compression_is_adam(const Compression *compression) {
     return compression->kind == COMPRESS_ONEBIT_ADAM || compression->kind == COMPRESS_ZEROONE_ADAM;
+}
+
+/* Do ranks with a part of a matrix less to say of it (ops/compress/lowrank.h)? Else numbers are packed. */
+static inline bool compression_is_lowrank(const Compression *compression) {
+    return compression->kind == COMPRESS_POWERSGD;
 }
 
 /* How numbers are packed. */

@@ -4,6 +4,7 @@
 
 #include "base/block8.h"
 #include "parallel/comm_ops.h"
+#include "parallel/mesh_hosts.h"
 #include "parallel/sync/order.h"
 #include "parallel/sync/strategy.h"
 
@@ -48,16 +49,24 @@ static int zero_of(const GradientSyncOptions *options) {
     return options->compression.kind != COMPRESS_NONE && options->zero == 2 ? 1 : options->zero;
 }
 
+/* Ranks of a host that share out its errors, where words go between hosts. */
+static double error_ranks(const GradientSyncOptions *options) {
+    const Compression *compression = &options->compression;
+    Comm *inside = compression->is_across_hosts && options->mesh ? mesh_inside(options->mesh) : NULL;
+    return inside && !compression_is_lowrank(compression) ? inside->size : 1;
+}
+
 /* Beside the rest: this rank's error, and that of its slices; what Adam's update needs of others' slices. The
- * words of the momentum, a sixth of a byte, are left out. */
+ * words of the momentum, a sixth of a byte, and columns of matrices in low rank are left out. */
 static void add_compression(const GradientSyncOptions *options, Precision precision, double *whole,
                             double *sharded) {
     enum { F32_BYTES = 4 };
     bool is_adam = compression_is_adam(&options->compression);
     bool is_sliced = gradient_strategy(zero_of(options))->shards_optimizer;
     if (options->compression.kind == COMPRESS_NONE || sync_n_ranks(options) == 1) return;
-    *whole += F32_BYTES;
-    if (is_adam || !is_sliced) *sharded += F32_BYTES;
+    *whole += F32_BYTES / error_ranks(options);
+    if (compression_is_lowrank(&options->compression)) return;
+    if (is_adam || !is_sliced || error_ranks(options) > 1) *sharded += F32_BYTES;
     if (is_adam && is_sliced) *whole += precision.has_master ? 2 * F32_BYTES : F32_BYTES;
 }
 

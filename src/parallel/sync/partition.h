@@ -27,9 +27,18 @@
 /* The ranks that hold the same: of most parameters, and of experts, where ep divides them. */
 typedef enum { FLAT_SHARED, FLAT_EXPERTS, N_FLAT_GROUPS } FlatGroup;
 
+/* A matrix in a piece: rows · columns elements of the flat array. Whoever holds the same one gives it the
+ * same `identity`. */
+typedef struct {
+    int64_t first, rows, columns;
+    uint64_t identity;
+} FlatMatrix;
+
 /* A parameter with the padding behind it; `block` and `chunk` as in Node. */
 typedef struct {
     int64_t first, n;
+    const FlatMatrix *matrix;
+    int n_matrices; /* one an expert; none: it is a vector */
     int block;
     int chunk;
     FlatGroup group;

@@ -47,8 +47,11 @@ static SaveRequest save_request(Trainer *trainer, const char *run) {
     request.array[1 + optimizer->n_moments] = compressed->owner_error;
     request.array[2 + optimizer->n_moments] = compressed->error;
     request.owner_error_saved = compressed->owner_error ? &compressed->owner_map : NULL;
-    request.error_saved = &compressed->error_map;
+    request.error_saved = &compressed->error_saved;
     request.error_rank = compressed->comm->rank;
+    request.array[3 + optimizer->n_moments] = compressed->lowrank.basis;
+    request.basis_identity = compressed->lowrank.identity;
+    if (compressed->lowrank.basis) request.n_basis = lowrank_sync_saved(&compressed->lowrank);
     return request;
 }
 

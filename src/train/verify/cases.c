@@ -3,6 +3,7 @@
 #include "comm/algo/algo.h"
 #include "graph/passes/recompute.h"
 #include "ops/experts/experts.h"
+#include "parallel/mesh_hosts.h"
 #include "parallel/sync/gradient_sync.h"
 
 #include <stdio.h>
@@ -265,6 +266,25 @@ static bool is_passed_over(const VerifyChoice *choice, const VerifyCase *layout)
     return turn % (layout->shape.size[AXIS_EP] > 1 ? 2 : 4);
 }
 
+/* Are there hosts to compress between, with the same ranks of dp in every part of the model? */
+static bool has_hosts(const VerifyChoice *choice, const VerifyCase *layout) {
+    const MeshShape *shape = &layout->shape;
+    int n_ranks = mesh_n_ranks(shape), at[N_AXES];
+    Error none = {0};
+    Arena arena = {0};
+    int *hosts = ARENA_ARRAY(&arena, int, n_ranks);
+    for (int i = 0; i < n_ranks; i++) hosts[i] = i / choice->host_ranks;
+    bool is_right = shape->size[AXIS_DP] > 1 && mesh_check_hosts(shape, hosts, &none) == STATUS_OK;
+    for (int i = 0; i < n_ranks && is_right; i++) {
+        mesh_coordinates(shape, i, at);
+        at[AXIS_TP] = at[AXIS_PP] = 0;
+        is_right =
+            mesh_host_place(shape, i, hosts).host == mesh_host_place(shape, mesh_rank(shape, at), hosts).host;
+    }
+    arena_free(&arena);
+    return is_right;
+}
+
 /* What --compress cannot go with; along cp one process has not the parts of a gradient that ranks have. */
 static bool can_compress(const VerifyCase *layout) {
     const int *size = layout->shape.size;
@@ -276,6 +296,7 @@ static bool can_compress(const VerifyCase *layout) {
 static bool is_legal(const VerifyChoice *choice, const VerifyCase *layout) {
     const int *size = layout->shape.size;
     if (choice->compresses && !can_compress(layout)) return false;
+    if (choice->host_ranks && !has_hosts(choice, layout)) return false;
     ScheduleShape shape = {(int)layout->n_micro_batches, size[AXIS_PP], layout->n_chunks};
     Error none = {0};
     if (!can_share(choice, layout) || is_far_fetched(layout) || is_passed_over(choice, layout)) return false;

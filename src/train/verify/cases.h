@@ -59,6 +59,7 @@ typedef struct {
     bool has_algorithms, breaks, is_f32;
     bool scales_loss; /* f16: not without a flush */
     bool compresses;  /* only layouts that can */
+    int host_ranks;   /* and, between hosts of so many ranks; 0: between all */
 } VerifyChoice;
 
 /* All of them, from the arena. */

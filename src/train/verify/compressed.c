@@ -12,9 +12,10 @@
 #include <string.h>
 
 /* What a rank has, in the order of its flat array; not a number where it has none of an element. */
-enum { WEIGHTS, MOMENTUM, VARIANCE, ERRORS, OWNER_ERRORS, N_HELD, TAG = 7 };
+enum { WEIGHTS, MOMENTUM, VARIANCE, ERRORS, OWNER_ERRORS, BASIS, N_HELD, TAG = 7 };
 
-static const char *const names[N_HELD] = {"weights", "momentum", "variance", "error", "owner's error"};
+static const char *const names[N_HELD] = {"weights", "momentum",      "variance",
+                                          "error",   "owner's error", "basis"};
 
 /* ---- what a rank has */
 
@@ -42,17 +43,24 @@ static Status take_array(TrainStep *step, const Tensor *tensor, const ShardMap *
 /* (N_HELD, n), then room for one more. */
 static Status take_held(TrainStep *step, float *held, Arena *arena, Error *error) {
     int64_t n = step->sync.partition.n_flat;
-    ShardMap whole = shard_map_whole(n, arena), slices = partition_map(&step->sync.partition, arena);
+    const CompressedSync *compressed = &step->compressed;
+    const Tensor *basis = compressed->lowrank.basis;
+    ShardMap whole = shard_map_whole(n, arena),
+             some = shard_map_whole(basis ? tensor_count(basis) : 0, arena);
     const OptimizerTensors *optimizer = &step->optimizer;
     /* Master weights of ZeRO are whole from the first compressed step on; before, each rank has its slices. */
-    bool has_slices = optimizer->master && step->compressed.master, is_whole = step->phase.has_entered;
+    bool has_slices = optimizer->master && compressed->master, is_whole = step->phase.has_entered;
     const Tensor *weights = !has_slices ? train_step_weights(step)
-                            : is_whole  ? step->compressed.master
+                            : is_whole  ? compressed->master
                                         : optimizer->master;
-    const Tensor *const tensors[N_HELD] = {weights, optimizer->moment[0], optimizer->moment[1],
-                                           step->compressed.error, step->compressed.owner_error};
+    const Tensor *const tensors[N_HELD] = {weights,           optimizer->moment[0],    optimizer->moment[1],
+                                           compressed->error, compressed->owner_error, basis};
     const ShardMap *const maps[N_HELD] = {has_slices && !is_whole ? &step->sync.moments : &whole,
-                                          &step->sync.moments, &step->sync.moments, &whole, &slices};
+                                          &step->sync.moments,
+                                          &step->sync.moments,
+                                          &compressed->error_map,
+                                          &compressed->owner_map,
+                                          &some};
     for (int i = 0; i < N_HELD; i++)
         TRY(take_array(step, tensors[i], maps[i], held + N_HELD * n, held + i * n, error));
     return STATUS_OK;
@@ -71,7 +79,8 @@ static Simulated simulated(CompressedModel *model, int rank, int what) {
     mesh_coordinates(&model->layout->shape, rank, at);
     CompressedPart *part = &model->part[at[AXIS_PP] * model->layout->shape.size[AXIS_TP] + at[AXIS_TP]];
     Simulated array = {.part = part};
-    if (what == ERRORS) array.own = part->error + at[AXIS_DP] * part->n;
+    if (what == ERRORS) array.own = part->error + model->sender[at[AXIS_DP]] * part->n;
+    else if (what == BASIS) array.own = part->basis;
     else if (what == OWNER_ERRORS) array.own = part->owner;
     else
         array.whole = what == WEIGHTS ? model->weights : what == MOMENTUM ? model->momentum : model->variance;
@@ -95,7 +104,8 @@ static void compare_array(const CompressedRun *run, CompressedModel *model, int6
     for (int64_t i = 0; i < array.part->n; i++) {
         const double *wanted = element(&array, i);
         double target = wanted ? *wanted : 0.0;
-        if (isnan(held[i]) || array.part->is_near[i]) continue;
+        bool is_near = what == BASIS ? array.part->is_basis_near[i] : array.part->is_near[i];
+        if (isnan(held[i]) || is_near) continue;
         double deviation = fabs((double)held[i] - target) / scale;
         result->weight_deviation = fmax(result->weight_deviation, deviation);
         if (deviation <= run->options->weight_tolerance || result->differs) continue;

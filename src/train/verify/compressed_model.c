@@ -104,21 +104,21 @@ static void simulate_slice(CompressedModel *model, CompressedPart *part, int64_t
     memset(mean, 0, (size_t)n * sizeof *mean);
     for (int64_t i = 0; i < n; i++)
         limit[i] = bound_of(model) * sqrt(whole(part, model->variance, first + i));
-    for (int r = 0; r < model->n_ranks; r++) {
+    for (int r = 0; r < model->n_senders; r++) {
         double *error = part->error + r * part->n + first;
         const double *gradient = model->gradient + r * model->n;
         for (int64_t i = 0; i < n; i++) {
             double g = whole(part, gradient, first + i) * factor;
             if (is_adam)
                 error[i] +=
-                    beta1 * whole(part, model->momentum, first + i) + (1.0 - beta1) * model->n_ranks * g;
+                    beta1 * whole(part, model->momentum, first + i) + (1.0 - beta1) * model->n_senders * g;
             else error[i] += g;
         }
         say(compression, error, limit, n, said, is_near);
-        for (int64_t i = 0; i < n; i++) mean[i] += is_adam ? said[i] / model->n_ranks : said[i];
+        for (int64_t i = 0; i < n; i++) mean[i] += is_adam ? said[i] / model->n_senders : said[i];
     }
-    /* With ZeRO the owner of a gradient's slice needs no words. */
-    if (is_adam || model->layout->zero == 0) {
+    /* With ZeRO the owner of a gradient's slice needs no words, but for the others of its host. */
+    if (is_adam || model->layout->zero == 0 || model->n_senders < model->n_ranks) {
         for (int64_t i = 0; i < n; i++) part->owner[first + i] += mean[i];
         say(compression, part->owner + first, limit, n, mean, is_near);
     }
@@ -127,6 +127,10 @@ static void simulate_slice(CompressedModel *model, CompressedPart *part, int64_t
 }
 
 static void simulate_part(CompressedModel *model, CompressedPart *part, double factor) {
+    if (compression_is_lowrank(model->compression)) {
+        compressed_lowrank_simulate(model, part);
+        return;
+    }
     for (int i = 0; i < part->partition.n_units; i++) {
         const PartitionUnit *unit = &part->partition.unit[i];
         for (int r = 0; r < model->n_ranks; r++)
@@ -142,7 +146,9 @@ static Status take_gradients(CompressedModel *model, int64_t step, double *loss,
     int64_t batch = model->options->setting.batch, n_ranks = model->n_ranks;
     BatchSource source = verify_batches(&model->training.config);
     *loss = 0.0;
+    memset(model->gradient, 0, (size_t)(model->n_senders * model->n) * sizeof *model->gradient);
     for (int64_t r = 0; r < n_ranks; r++) {
+        double *gradient = model->gradient + model->sender[r] * model->n;
         int64_t first = batch / n_ranks * r + batch % n_ranks * r / n_ranks; /* as sync_share has it */
         int64_t end = batch / n_ranks * (r + 1) + batch % n_ranks * (r + 1) / n_ranks;
         StepRows rows = {first, end - first};
@@ -156,7 +162,7 @@ static Status take_gradients(CompressedModel *model, int64_t step, double *loss,
         *loss += (double)number;
         TRY(executor_download_f32(&training->executor, train_step_gradients(training), 0, model->n,
                                   model->room, error));
-        for (int64_t i = 0; i < model->n; i++) model->gradient[r * model->n + i] = (double)model->room[i];
+        for (int64_t i = 0; i < model->n; i++) gradient[i] += (double)model->room[i];
     }
     return STATUS_OK;
 }
@@ -208,11 +214,11 @@ static void simulate_step(CompressedModel *model, int64_t index, double *norm) {
     bool is_adam = compression_is_adam(model->compression);
     memset(model->sum, 0, (size_t)n * sizeof *model->sum);
     if (compression_is_exact(model->compression, index)) {
-        for (int64_t i = 0; i < n * model->n_ranks; i++) model->sum[i % n] += model->gradient[i];
+        for (int64_t i = 0; i < n * model->n_senders; i++) model->sum[i % n] += model->gradient[i];
         step_exactly(model, index, norm);
         return;
     }
-    *norm = norm_of(model->gradient, n * model->n_ranks);
+    *norm = norm_of(model->gradient, n * model->n_senders);
     double factor = is_adam ? factor_of(*norm) : 1.0;
     for (int p = 0; p < model->n_parts; p++) simulate_part(model, &model->part[p], factor);
     if (!is_adam) {
@@ -229,7 +235,9 @@ static void place_part(CompressedModel *model, const ParameterTable *table, Comp
     const ParameterTable *all = &model->training.table;
     part->n = table->n_flat_elements;
     part->place = ARENA_ARRAY(&model->arena, int64_t, part->n);
-    part->error = ARENA_ARRAY(&model->arena, double, part->n * model->n_ranks);
+    part->error = ARENA_ARRAY(&model->arena, double, part->n * model->n_senders);
+    part->basis = ARENA_ARRAY(&model->arena, double, part->n);
+    part->is_basis_near = ARENA_ARRAY(&model->arena, bool, part->n);
     part->owner = ARENA_ARRAY(&model->arena, double, part->n);
     part->is_near = ARENA_ARRAY(&model->arena, bool, part->n);
     for (int64_t i = 0; i < part->n; i++) part->place[i] = COMPRESSED_PADDING;
@@ -252,8 +260,10 @@ static Status build_part(CompressedModel *model, const ParameterPart *described,
     place_part(model, &table, part);
     PartitionPlace places[N_FLAT_GROUPS];
     for (int i = 0; i < N_FLAT_GROUPS; i++) places[i] = (PartitionPlace){0, model->n_ranks};
-    part->partition = partition_build(&model->arena, parameters_pieces(&table, &model->arena),
-                                      table.n_parameters, places, BUCKET_BYTES, false);
+    part->piece = parameters_pieces(&table, &model->arena);
+    part->n_pieces = table.n_parameters;
+    part->partition =
+        partition_build(&model->arena, part->piece, part->n_pieces, places, BUCKET_BYTES, false);
     parameters_free(&table);
     return STATUS_OK;
 }
@@ -288,7 +298,9 @@ Status compressed_model_open(CompressedModel *model, const VerifyOptions *option
     TRY(verify_training_open(&model->training, &options->setting, config, &alone, &(GradientSyncOptions){0},
                              NULL, 0.0, error));
     int64_t n = model->n = model->training.table.n_flat_elements;
-    model->gradient = ARENA_ARRAY(arena, double, n * model->n_ranks);
+    model->sender = ARENA_ARRAY(arena, int, model->n_ranks);
+    model->n_senders = verify_senders(options, layout, model->sender);
+    model->gradient = ARENA_ARRAY(arena, double, n * model->n_senders);
     model->momentum = ARENA_ARRAY(arena, double, n);
     model->variance = ARENA_ARRAY(arena, double, n);
     model->sum = ARENA_ARRAY(arena, double, n);
@@ -310,8 +322,10 @@ Status compressed_model_step(CompressedModel *model, int64_t index, double *loss
                              Error *error) {
     for (int64_t i = 0; i < model->n; i++) model->room[i] = (float)model->weights[i];
     TRY(train_step_upload(&model->training.step, 0, model->n, model->room, error));
-    for (int p = 0; p < model->n_parts; p++)
+    for (int p = 0; p < model->n_parts; p++) {
         memset(model->part[p].is_near, 0, (size_t)model->part[p].n * sizeof(bool));
+        memset(model->part[p].is_basis_near, 0, (size_t)model->part[p].n * sizeof(bool));
+    }
     TRY(take_gradients(model, index, loss, error));
     simulate_step(model, index, norm);
     return STATUS_OK;

@@ -20,9 +20,13 @@ typedef struct {
     int64_t n;      /* of the flat array */
     int64_t *place; /* (n) in the whole model's, or COMPRESSED_PADDING */
     Partition partition;
-    double *error; /* (n_ranks, n) */
+    double *error; /* (n_senders, n) */
     double *owner; /* (n) that of each slice's owner */
-    bool *is_near; /* (n) in the last step rounding may have decided what was sent of its block */
+    const FlatPiece *piece;
+    int n_pieces;
+    double *basis;       /* Q of all matrices in low rank, in their order; at most n */
+    bool *is_basis_near; /* likewise of these, as the next */
+    bool *is_near;       /* (n) in the last step rounding may have decided what was sent of its block */
 } CompressedPart;
 
 typedef struct {
@@ -31,15 +35,20 @@ typedef struct {
     const Compression *compression;
     VerifyTraining training; /* of the whole model, without clipping */
     int n_ranks, n_parts;
+    int n_senders; /* that have something of their own to say: ranks, or hosts whose ranks add up first */
+    int *sender;   /* (n_ranks) */
     CompressedPart *part; /* (n_parts): those of tp of the first stage, then those of the next */
     int64_t n;            /* of the whole model's flat array */
-    double *gradient;     /* (n_ranks, n): n_ranks of them make the batch's */
+    double *gradient;     /* (n_senders, n): all of them together make the batch's */
     double *weights, *momentum, *variance, *sum; /* (n) */
     float *room;                                 /* (n) */
     double *slice_room;                          /* (3, n) */
     int64_t n_variance_updates;
     Arena arena;
 } CompressedModel;
+
+/* One part's sum in low rank (compressed_lowrank.c). */
+void compressed_lowrank_simulate(CompressedModel *model, CompressedPart *part);
 
 Status compressed_model_open(CompressedModel *model, const VerifyOptions *options, const ModelConfig *config,
                              const VerifyCase *layout, Error *error);

@@ -2,12 +2,43 @@
 
 #include "base/system/memory.h"
 #include "base/system/timer.h"
+#include "parallel/mesh_hosts.h"
 #include "train/verify/delayed.h"
 
 #include <stdlib.h>
 
 bool verify_is_compressed(const VerifyOptions *options, const VerifyCase *layout) {
     return options->compression.kind != COMPRESS_NONE && layout->shape.size[AXIS_DP] > 1;
+}
+
+static int *hosts_of(const VerifyOptions *options, const VerifyCase *layout, Arena *arena) {
+    int n_ranks = mesh_n_ranks(&layout->shape), *hosts = ARENA_ARRAY(arena, int, n_ranks);
+    for (int i = 0; i < n_ranks; i++) hosts[i] = i / options->host_ranks;
+    return hosts;
+}
+
+Status verify_open_hosts(const VerifyOptions *options, const VerifyCase *layout, Mesh *mesh, Error *error) {
+    Arena arena = {0};
+    if (verify_is_compressed(options, layout) && options->compression.is_across_hosts)
+        mesh_open_hosts(mesh, hosts_of(options, layout, &arena), error);
+    arena_free(&arena);
+    return error->status;
+}
+
+int verify_senders(const VerifyOptions *options, const VerifyCase *layout, int *sender) {
+    int n = layout->shape.size[AXIS_DP], at[N_AXES] = {0};
+    Arena arena = {0};
+    for (int i = 0; i < n; i++) sender[i] = i;
+    if (options->compression.is_across_hosts) {
+        const int *hosts = hosts_of(options, layout, &arena);
+        for (at[AXIS_DP] = 0; at[AXIS_DP] < layout->shape.size[AXIS_DP]; at[AXIS_DP]++) {
+            HostPlace place = mesh_host_place(&layout->shape, mesh_rank(&layout->shape, at), hosts);
+            sender[at[AXIS_DP]] = place.host;
+            n = place.n_hosts;
+        }
+    }
+    arena_free(&arena);
+    return n;
 }
 
 static bool is_delayed(const VerifyCase *layout) {

@@ -20,7 +20,14 @@ typedef struct {
     int left_out;            /* see GradientSyncOptions */
     Offload offload;         /* of layouts: bit by bit what the same layout makes without it; {0}: of none */
     Compression compression; /* likewise */
+    int host_ranks;          /* with is_across_hosts: so many ranks after each other are a host */
 } VerifyOptions;
+
+/* Who has something of its own to say where ranks compress, of each rank of dp (1 .. dp ranks, or hosts). */
+int verify_senders(const VerifyOptions *options, const VerifyCase *layout, int *sender /* (dp) */);
+
+/* Opens the layout's hosts, if sums are exact within them. */
+Status verify_open_hosts(const VerifyOptions *options, const VerifyCase *layout, Mesh *mesh, Error *error);
 
 /* Does a layout compress anything? It is then compared step by step (compressed.h). */
 bool verify_is_compressed(const VerifyOptions *options, const VerifyCase *layout);

@@ -274,6 +274,7 @@ static Status open_layout(LayoutRun *run, const VerifyOptions *options, const Ve
     if (layout->all_reduce >= 0) mesh_host_sums(&run->mesh)->all_reduce = comm_algorithm(layout->all_reduce);
     if (layout->all_reduce >= 0)
         mesh_host_expert_sums(&run->mesh)->all_reduce = comm_algorithm(layout->all_reduce);
+    TRY(verify_open_hosts(options, layout, &run->mesh, error));
     TRY(model_mesh_open_device(&run->mesh, backend, error));
     if (stages.n_stages > 1) TRY(model_pipeline_open(&run->pipeline, &run->mesh, &stages, error));
     TRY(model_pipeline_open_device(&run->pipeline, backend, error));

@@ -90,6 +90,8 @@ enum { COLUMNS = WARP * VECTOR }; /* of a block */
 int64_t cuda_reduce_columns_parts(const CudaTraits *gpu, int64_t rows, int64_t columns);
 size_t cuda_reduce_columns_scratch(const CudaTraits *gpu, int64_t rows, int64_t columns);
 enum { REDUCE_THREADS = 512, REDUCE_AT_ONCE = REDUCE_THREADS * VECTOR };
+int64_t cuda_lowrank_parts(int64_t rows); /* of sums over the rows of a matrix (lowrank.cu) */
+
 enum { LAMB_TILE = 256 * VECTOR }; /* elements that a block has of one tensor (lamb.cu) */
 int64_t cuda_reduce_all_parts(const CudaTraits *gpu, int64_t count); /* 1: without a second step */
 size_t cuda_reduce_all_scratch(const CudaTraits *gpu, int64_t count);

@@ -1,6 +1,7 @@
 /* Working memory of everything but attention and decoding, and how work is cut up, which it depends on. */
 #include "backend/cuda/plan/plan.h"
 
+#include "ops/compress/lowrank.h"
 #include "ops/update/lamb.h"
 
 static int64_t divide_up(int64_t n, int64_t each) {
@@ -47,6 +48,25 @@ size_t cuda_lamb_measure_scratch(const CudaTraits *gpu, const Node *node) {
     const LambAttributes *a = node->attributes;
     int64_t n_tiles = tensor_count(node->input[0]) / LAMB_TILE + 2 * a->spans.n_spans + 1;
     return (size_t)n_tiles * UPDATE_SUMS * sizeof(float);
+}
+
+/* ---- matrices in low rank: sums over rows, part by part ---- */
+
+int64_t cuda_lowrank_parts(int64_t rows) {
+    enum { FEWEST_ROWS = 64, MOST_PARTS = 128 };
+    int64_t parts = divide_up(rows, FEWEST_ROWS);
+    return parts < MOST_PARTS ? parts : MOST_PARTS;
+}
+
+size_t cuda_lowrank_return_scratch(const CudaTraits *gpu, const Node *node) {
+    (void)gpu;
+    const LowRankAttributes *a = node->attributes;
+    int64_t most = 0;
+    for (int i = 0; i < a->n_matrices; i++) {
+        int64_t n = cuda_lowrank_parts(a->matrix[i].rows) * a->rank * a->matrix[i].columns;
+        most = n > most ? n : most;
+    }
+    return (size_t)most * sizeof(float);
 }
 
 /* ---- depths: sums of columns, and three numbers beside them ---- */
