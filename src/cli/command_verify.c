@@ -303,9 +303,16 @@ static Status read_options(Verify *run, int n_words, char *const *words, Error *
     Compression compression;
     TRY(compression_parse(call->compress, &compression, error));
     compression.n_warmup = call->n_steps < 8 ? 1 : call->n_steps / 4; /* a variance to go by */
-    if (compression.kind != COMPRESS_NONE && call->optimizer != OPTIMIZER_ADAMW)
-        return error_user(error, "--compress %s is simulated with --optimizer adamw; leave out the other one",
-                          call->compress);
+    OptimizerKind wanted = compression_is_lamb(&compression) ? OPTIMIZER_LAMB : OPTIMIZER_ADAMW;
+    if (compression.kind != COMPRESS_NONE && call->optimizer != (int)wanted)
+        return error_user(error, "--compress %s is simulated with --optimizer %s; give that one",
+                          call->compress, optimizer_name(wanted));
+    if (compression.kind != COMPRESS_NONE && precision.weight != DTYPE_F32)
+        return error_user(
+            error,
+            "--compress %s is compared in f32, where rounding seldom decides what is sent; leave "
+            "out --dtype %s",
+            call->compress, precision_names[call->precision]);
     run->choice.batch = call->batch;
     run->choice.has_algorithms = !backend_has_own_memory(&run->backend);
     run->choice.breaks = call->left_out > 0;

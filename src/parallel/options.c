@@ -59,12 +59,12 @@ const OptionSpec parallel_option_specs[] = {
         "(as FSDP)"),
     OPTION_STRING(
         "compress", ParallelOptions, compress, "none", "WAY",
-        "send less than the gradients: 1bit-adam or 0/1-adam (signs of the momentum), topk:X (the "
+        "send less than the gradients: 1bit-adam, 0/1-adam or 1bit-lamb (signs of the momentum), topk:X (the "
         "largest share X), int8, f16; what is left out is kept and sent later (docs/COMPRESSION.md)",
         .flags = OPTION_FIXED),
-    OPTION_INT("compress-warmup", ParallelOptions, compress_warmup, -1, -1, INT64_MAX / 2,
-               "exact steps before the first compressed one; -1: a fifth of the steps, and none for int8 "
-               "and f16"),
+    OPTION_STRING("compress-warmup", ParallelOptions, compress_warmup, "-1", "N|auto",
+                  "exact steps before the first compressed one; -1: a fifth of the steps, and none for int8 "
+                  "and f16; auto: until the variance of Adam or LAMB is steady"),
     OPTION_CHOICE("allreduce", ParallelOptions, all_reduce, DEFAULT_ALGORITHM, comm_algorithm_names,
                   "all-reduce algorithm that sums gradients: one of pgpt's, or the MPI library's own"),
     OPTION_FLOAT(

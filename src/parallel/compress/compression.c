@@ -7,7 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const names[N_COMPRESS_KINDS] = {"none", "1bit-adam", "0/1-adam", "topk", "int8", "f16"};
+static const char *const names[N_COMPRESS_KINDS] = {"none", "1bit-adam", "0/1-adam", "1bit-lamb",
+                                                    "topk", "int8",      "f16"};
 
 /* Of those whose name alone is not enough. */
 static const char *const examples[N_COMPRESS_KINDS] = {[COMPRESS_TOPK] = "topk:0.1"};
@@ -45,8 +46,8 @@ Status compression_parse(const char *text, Compression *compression, Error *erro
         return STATUS_OK;
     }
     return error_user(error,
-                      "--compress %s is none of the ways there are: none, 1bit-adam, 0/1-adam, topk:X (the "
-                      "largest share X, as topk:0.01), int8, f16",
+                      "--compress %s is none of the ways there are: none, 1bit-adam, 0/1-adam, 1bit-lamb, "
+                      "topk:X (the largest share X, as topk:0.01), int8, f16",
                       text);
 }
 

@@ -59,6 +59,7 @@ static void add_compression(const GradientSyncOptions *options, Precision precis
     *whole += F32_BYTES;
     if (is_adam || !is_sliced) *sharded += F32_BYTES;
     if (is_adam && is_sliced) *whole += precision.has_master ? 2 * F32_BYTES : F32_BYTES;
+    if (compression_is_lamb(&options->compression)) *(is_sliced ? sharded : whole) += F32_BYTES;
 }
 
 /* Bytes a parameter that are whole on every rank, and those that are sharded. */

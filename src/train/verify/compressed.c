@@ -12,9 +12,10 @@
 #include <string.h>
 
 /* What a rank has, in the order of its flat array; not a number where it has none of an element. */
-enum { WEIGHTS, MOMENTUM, VARIANCE, ERRORS, OWNER_ERRORS, N_HELD, TAG = 7 };
+enum { WEIGHTS, MOMENTUM, VARIANCE, ERRORS, OWNER_ERRORS, FRESH, N_HELD, TAG = 7 };
 
-static const char *const names[N_HELD] = {"weights", "momentum", "variance", "error", "owner's error"};
+static const char *const names[N_HELD] = {"weights", "momentum",      "variance",
+                                          "error",   "owner's error", "fresh variance"};
 
 /* ---- what a rank has */
 
@@ -44,11 +45,17 @@ static Status take_held(TrainStep *step, float *held, Arena *arena, Error *error
     int64_t n = step->sync.partition.n_flat;
     ShardMap whole = shard_map_whole(n, arena), slices = partition_map(&step->sync.partition, arena);
     const OptimizerTensors *optimizer = &step->optimizer;
+    bool has_fresh = step->phase.is_frozen; /* before, it is what nobody needs */
     const Tensor *weights =
         optimizer->master && step->compressed.master ? step->compressed.master : train_step_weights(step);
-    const Tensor *const tensors[N_HELD] = {weights, optimizer->moment[0], optimizer->moment[1],
-                                           step->compressed.error, step->compressed.owner_error};
-    const ShardMap *const maps[N_HELD] = {&whole, &step->sync.moments, &step->sync.moments, &whole, &slices};
+    const Tensor *const tensors[N_HELD] = {weights,
+                                           optimizer->moment[0],
+                                           optimizer->moment[1],
+                                           step->compressed.error,
+                                           step->compressed.owner_error,
+                                           has_fresh ? step->lamb.fresh : NULL};
+    const ShardMap *const maps[N_HELD] = {&whole,  &step->sync.moments, &step->sync.moments, &whole,
+                                          &slices, &step->sync.moments};
     for (int i = 0; i < N_HELD; i++)
         TRY(take_array(step, tensors[i], maps[i], held + N_HELD * n, held + i * n, error));
     return STATUS_OK;
@@ -69,6 +76,7 @@ static Simulated simulated(CompressedModel *model, int rank, int what) {
     Simulated array = {.part = part};
     if (what == ERRORS) array.own = part->error + at[AXIS_DP] * part->n;
     else if (what == OWNER_ERRORS) array.own = part->owner;
+    else if (what == FRESH) array.whole = model->fresh ? model->fresh : model->variance;
     else
         array.whole = what == WEIGHTS ? model->weights : what == MOMENTUM ? model->momentum : model->variance;
     return array;
@@ -114,6 +122,18 @@ static void take_over(CompressedModel *model, int rank, int what, const float *h
     }
 }
 
+/* What rounding has decided, as the ranks have it: a tensor's step may hang on any of its momenta. */
+static void take_near(const CompressedRun *run, CompressedModel *model, float *const *all) {
+    for (int rank = 0; rank < run->group->size && compression_is_adam(model->compression); rank++) {
+        Simulated array = simulated(model, rank, MOMENTUM);
+        const float *held = all[rank] + MOMENTUM * array.part->n;
+        for (int64_t i = 0; i < array.part->n; i++) {
+            double *to = array.part->is_near[i] ? element(&array, i) : NULL;
+            if (to && !isnan(held[i])) *to = (double)held[i];
+        }
+    }
+}
+
 static void compare_number(const CompressedRun *run, int64_t step, VerifyNumber which, double value,
                            double wanted) {
     VerifyResult *result = run->result;
@@ -150,6 +170,8 @@ static Status compare_step(const CompressedRun *run, CompressedModel *model, int
     TRY(compressed_model_step(model, index, &loss, &norm, error));
     compare_number(run, index, VERIFY_LOSS, made->loss, loss);
     compare_number(run, index, VERIFY_NORM, made->gradient_norm, norm);
+    take_near(run, model, all);
+    compressed_model_update(model, index);
     for (int i = 0; i < run->group->size * N_HELD; i++) {
         int rank = i / N_HELD, what = i % N_HELD;
         compare_array(run, model, index, rank, what, all[rank] + what * simulated(model, rank, what).part->n);
