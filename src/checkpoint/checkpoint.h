@@ -49,6 +49,14 @@ typedef struct {
     int n_errors;
     bool has_owner_error;
     int64_t n_variance_updates;
+    bool is_frozen; /* and it is: behind the first compressed step */
+    /* What else a way to compress goes by: exact steps, as the run itself has found them (0: it has not); the
+     * variance's norm when it last looked (0: never); numbers of the tensors, by rows in the order of the
+     * model's table (NULL: none). */
+    int64_t n_exact_steps;
+    double variance_norm;
+    const float *coefficients;
+    int64_t n_coefficients;
     const char *optimizer; /* "adamw"; a loaded one belongs to the Checkpoint */
     int n_moments;         /* flat arrays beside the parameters */
 } CheckpointState;

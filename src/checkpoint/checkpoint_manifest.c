@@ -50,6 +50,22 @@ static int version_of(const Manifest *manifest) {
     return manifest->has_parts ? PARTS_VERSION : WHOLE_VERSION;
 }
 
+static json_t *numbers_json(const float *numbers, int64_t n) {
+    json_t *array = json_array();
+    for (int64_t i = 0; i < n; i++) json_array_append_new(array, json_make_number((double)numbers[i]));
+    return array;
+}
+
+static json_t *compression_json(const CheckpointState *state) {
+    json_t *object = json_object();
+    if (state->n_exact_steps) json_object_set_new(object, "exact_steps", json_integer(state->n_exact_steps));
+    if (state->variance_norm > 0.0)
+        json_object_set_new(object, "variance_norm", json_make_number(state->variance_norm));
+    if (state->coefficients)
+        json_object_set_new(object, "coefficients", numbers_json(state->coefficients, state->n_coefficients));
+    return object;
+}
+
 static json_t *manifest_json(const Manifest *manifest) {
     const CheckpointState *state = &manifest->state;
     json_t *files = json_array();
@@ -77,15 +93,13 @@ static json_t *manifest_json(const Manifest *manifest) {
     }
     if (object && state->n_errors)
         json_object_set_new(object, "errors",
-                            json_pack("{s:i, s:b, s:I}", "ranks", state->n_errors, "owners",
+                            json_pack("{s:i, s:b, s:I, s:b}", "ranks", state->n_errors, "owners",
                                       state->has_owner_error, "variance_updates",
-                                      (json_int_t)state->n_variance_updates));
-    if (object && state->router_bias) {
-        json_t *biases = json_array();
-        for (int64_t i = 0; i < state->n_router_biases; i++)
-            json_array_append_new(biases, json_make_number((double)state->router_bias[i]));
-        json_object_set_new(object, "router_bias", biases);
-    }
+                                      (json_int_t)state->n_variance_updates, "frozen", state->is_frozen));
+    if (object && (state->n_exact_steps || state->variance_norm > 0.0 || state->coefficients))
+        json_object_set_new(object, "compression", compression_json(state));
+    if (object && state->router_bias)
+        json_object_set_new(object, "router_bias", numbers_json(state->router_bias, state->n_router_biases));
     return object;
 }
 
@@ -164,7 +178,37 @@ static Status read_errors(const json_t *object, const char *path, CheckpointStat
     TRY(json_field_int(errors, path, "variance_updates", 0, INT64_MAX, &state->n_variance_updates, error));
     state->n_errors = (int)n_errors;
     state->has_owner_error = json_is_true(json_object_get(errors, "owners"));
+    state->is_frozen = json_is_true(json_object_get(errors, "frozen"));
     return STATUS_OK;
+}
+
+static Status read_numbers(const json_t *array, const char *path, const char *field, float *values,
+                           Error *error) {
+    for (size_t i = 0; i < json_array_size(array); i++) {
+        const json_t *number = json_array_get(array, i);
+        if (!json_is_number(number) || !(fabs(json_number_value(number)) <= FLT_MAX))
+            return error_user(error, "%s: '%s' wants numbers", path, field);
+        values[i] = (float)json_number_value(number);
+    }
+    return STATUS_OK;
+}
+
+/* How many coefficients there should be is for those to say who know what they are of. */
+static Status read_compression(const json_t *object, const char *path, CheckpointState *state, Arena *arena,
+                               Error *error) {
+    if (!json_object_get(object, "compression")) return STATUS_OK;
+    json_t *compression, *coefficients;
+    TRY(json_field_object(object, path, "compression", &compression, error));
+    if (json_object_get(compression, "exact_steps"))
+        TRY(json_field_int(compression, path, "exact_steps", 0, INT64_MAX / 2, &state->n_exact_steps, error));
+    if (json_object_get(compression, "variance_norm"))
+        TRY(json_field_float(compression, path, "variance_norm", 0.0, DBL_MAX, &state->variance_norm, error));
+    if (!json_object_get(compression, "coefficients")) return STATUS_OK;
+    TRY(json_field_array(compression, path, "coefficients", &coefficients, error));
+    float *values = ARENA_ARRAY(arena, float, json_array_size(coefficients) + 1);
+    state->coefficients = values;
+    state->n_coefficients = (int64_t)json_array_size(coefficients);
+    return read_numbers(coefficients, path, "coefficients", values, error);
 }
 
 static Status read_state(const json_t *object, const char *path, CheckpointState *state, Arena *arena,
@@ -192,7 +236,8 @@ static Status read_state(const json_t *object, const char *path, CheckpointState
     TRY(json_field_int(optimizer, path, "moments", 0, CHECKPOINT_MAX_MOMENTS, &n_moments, error));
     state->optimizer = arena_strdup(arena, name);
     state->n_moments = (int)n_moments;
-    return read_errors(object, path, state, error);
+    TRY(read_errors(object, path, state, error));
+    return read_compression(object, path, state, arena, error);
 }
 
 /* One an expert of every block that has them. */
@@ -206,15 +251,9 @@ static Status read_router_bias(const json_t *object, const char *path, const Mod
         return error_user(error, "%s: 'router_bias' has %zu numbers, not one of each of %lld experts", path,
                           json_array_size(biases), (long long)n);
     float *values = ARENA_ARRAY(arena, float, n + 1);
-    for (int64_t i = 0; i < n; i++) {
-        const json_t *number = json_array_get(biases, (size_t)i);
-        if (!json_is_number(number) || !(fabs(json_number_value(number)) <= FLT_MAX))
-            return error_user(error, "%s: 'router_bias' wants numbers", path);
-        values[i] = (float)json_number_value(number);
-    }
     state->router_bias = values;
     state->n_router_biases = n;
-    return STATUS_OK;
+    return read_numbers(biases, path, "router_bias", values, error);
 }
 
 static Status read_manifest(const json_t *object, const char *path, Manifest *manifest, Arena *arena,

@@ -316,9 +316,10 @@ static Status read_options(Verify *run, int n_words, char *const *words, Error *
                           "that, and --ranks-per-host 2 say");
     if (call->host_ranks && !compression.is_across_hosts)
         return error_user(error, "--ranks-per-host is of --compress-across hosts; give both or neither");
-    if (compression.kind != COMPRESS_NONE && call->optimizer != OPTIMIZER_ADAMW)
-        return error_user(error, "--compress %s is simulated with --optimizer adamw; leave out the other one",
-                          call->compress);
+    OptimizerKind wanted = compression_is_lamb(&compression) ? OPTIMIZER_LAMB : OPTIMIZER_ADAMW;
+    if (compression.kind != COMPRESS_NONE && call->optimizer != (int)wanted)
+        return error_user(error, "--compress %s is simulated with --optimizer %s; give that one",
+                          call->compress, optimizer_name(wanted));
     run->choice.batch = call->batch;
     run->choice.has_algorithms = !backend_has_own_memory(&run->backend);
     run->choice.breaks = call->left_out > 0;

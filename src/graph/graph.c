@@ -16,8 +16,13 @@ const char *place_name(Place place) {
 }
 
 const char *regime_name(int regime) {
-    if (regime == REGIME_EXACT) return "exact";
-    return regime == REGIME_COMPRESSED ? "compressed" : regime == REGIME_ENTRY ? "entry" : "later";
+    switch (regime) {
+    case REGIME_EXACT: return "exact";
+    case REGIME_COMPRESSED: return "compressed";
+    case REGIME_ENTRY: return "entry";
+    case REGIME_LATER: return "later";
+    default: return "freeze";
+    }
 }
 
 const char *section_name(Section section) {

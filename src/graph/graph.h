@@ -85,7 +85,8 @@ enum {
     REGIME_COMPRESSED = 2, /* those that send in fewer bits */
     REGIME_ENTRY = 4,      /* of these the first behind others, or behind a resume */
     REGIME_LATER = 8,      /* and the rest of them */
-    N_REGIMES = 4
+    REGIME_FREEZE = 16,    /* the first behind exact ones, whatever was resumed in between */
+    N_REGIMES = 5
 };
 
 const char *regime_name(int regime); /* of one of them: "exact" */

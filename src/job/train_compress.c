@@ -4,11 +4,20 @@
 #include "base/options/options_refuse.h"
 #include "parallel/mesh_hosts.h"
 
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
 static Status refuse_ignored(const TrainRun *run, Error *error) {
     bool compresses = run->compression.kind != COMPRESS_NONE;
     const OptionCondition rules[] = {
         {"compress-warmup", "--compress", compresses},
         {"compress-across", "--compress", compresses},
+        {"lamb-scale-beta", "--compress 1bit-lamb", compression_is_lamb(&run->compression)},
+        {"lamb-scale-min", "--compress 1bit-lamb", compression_is_lamb(&run->compression)},
+        {"lamb-scale-max", "--compress 1bit-lamb", compression_is_lamb(&run->compression)},
+        {"lamb-scale-change", "--compress 1bit-lamb", compression_is_lamb(&run->compression)},
     };
     return options_refuse_idle(&run->options, rules, sizeof rules / sizeof rules[0], OPTION_FROM_COMMAND,
                                error);
@@ -96,12 +105,21 @@ static Status check_others(const TrainRun *run, Error *error) {
             "--compress %s needs its moments in f32; leave out --moments, or choose int8, f16 or "
             "topk:X",
             text);
-    if (compression_is_adam(&run->compression) && values->optimizer.kind != OPTIMIZER_ADAMW)
+    if (compression_is_lamb(&run->compression) && values->optimizer.kind != OPTIMIZER_LAMB)
         return error_user(
             error,
-            "--compress %s is a form of Adam and needs --optimizer adamw; for %s choose int8, f16 "
+            "--compress %s is a form of LAMB and needs --optimizer lamb, with a --lr for it (0.03, say); for %s "
+            "choose %sint8, f16 or topk:X",
+            text, optimizer_name((OptimizerKind)values->optimizer.kind),
+            values->optimizer.kind == OPTIMIZER_ADAMW ? "1bit-adam, 0/1-adam, " : "");
+    if (compression_is_adam(&run->compression) && !compression_is_lamb(&run->compression) &&
+        values->optimizer.kind != OPTIMIZER_ADAMW)
+        return error_user(
+            error,
+            "--compress %s is a form of Adam and needs --optimizer adamw; for %s choose %sint8, f16 "
             "or topk:X",
-            text, optimizer_name((OptimizerKind)values->optimizer.kind));
+            text, optimizer_name((OptimizerKind)values->optimizer.kind),
+            values->optimizer.kind == OPTIMIZER_LAMB ? "1bit-lamb, " : "");
     Precision stored = optimizer_precision(&values->optimizer, precision);
     if (compression_is_adam(&run->compression) && (stored.moment != DTYPE_F32 || stored.has_packed_moments))
         return error_user(error,
@@ -109,6 +127,43 @@ static Status check_others(const TrainRun *run, Error *error) {
                           "leave out --moments %s",
                           text, moments_names[values->optimizer.moments]);
     return STATUS_OK;
+}
+
+static Status parse_warmup(const char *text, int64_t *n_steps, Error *error) {
+    char *end;
+    errno = 0;
+    long long number = strtoll(text, &end, 10);
+    *n_steps = number;
+    if (!errno && end != text && !*end && number >= -1 && number <= INT64_MAX / 2) return STATUS_OK;
+    return error_user(
+        error,
+        "--compress-warmup %s: it is a number of steps, -1 (a fifth of them) or auto (until the "
+        "variance is steady)",
+        text);
+}
+
+/* The run looks at the variance itself, from one time constant of it to the next. */
+static Status find_warmup(TrainRun *run, Error *error) {
+    const OptimizerOptions *optimizer = &run->values.optimizer;
+    Compression *compression = &run->compression;
+    if (!compression_is_adam(compression))
+        return error_user(error,
+                          "--compress-warmup auto is by a variance that is frozen, and --compress %s freezes "
+                          "none; give a number of steps",
+                          run->values.parallel.compress);
+    bool is_lamb = compression_is_lamb(compression);
+    double beta2 = is_lamb ? optimizer->lamb.beta2 : optimizer->adamw.beta2;
+    int64_t n_steps = run->values.train.n_steps;
+    compression->is_auto = true;
+    compression->n_warmup = COMPRESS_UNDECIDED;
+    compression->n_interval = (int64_t)fmin(ceil(1.0 / (1.0 - beta2) - 1e-6), 1e15);
+    compression->n_before = optimizer_learning_rate(optimizer, n_steps).n_warmup_steps;
+    if (2 * compression->n_interval < n_steps) return STATUS_OK;
+    return error_user(error,
+                      "--compress-warmup auto compares the variance over 1/(1-%s) = %lld steps, and a run of "
+                      "%lld would hardly compress; give a number of steps, or lower --%s",
+                      is_lamb ? "lamb-beta2" : "beta2", (long long)compression->n_interval,
+                      (long long)n_steps, is_lamb ? "lamb-beta2" : "beta2");
 }
 
 Status train_compress_complete(TrainRun *run, Error *error) {
@@ -120,13 +175,14 @@ Status train_compress_complete(TrainRun *run, Error *error) {
     TRY(check_others(run, error));
     TRY(check_hosts(run, error));
     if (run->compression.kind == COMPRESS_NONE) return STATUS_OK;
-    if (parallel->compress_warmup < 0)
-        parallel->compress_warmup = compression_default_warmup(&run->compression, run->values.train.n_steps);
-    if (compression_is_adam(&run->compression) && parallel->compress_warmup == 0)
+    if (strcmp(parallel->compress_warmup, "auto") == 0) return find_warmup(run, error);
+    TRY(parse_warmup(parallel->compress_warmup, &run->compression.n_warmup, error));
+    if (run->compression.n_warmup < 0)
+        run->compression.n_warmup = compression_default_warmup(&run->compression, run->values.train.n_steps);
+    if (compression_is_adam(&run->compression) && run->compression.n_warmup == 0)
         return error_user(error,
                           "--compress-warmup 0: %s freezes a variance that it has to learn first; give it "
-                          "some steps, a fifth of them say",
+                          "some steps, a fifth of them say, or auto",
                           parallel->compress);
-    run->compression.n_warmup = parallel->compress_warmup;
     return STATUS_OK;
 }

@@ -4,6 +4,7 @@
 #include "ops/ops.h"
 #include "ops/update/adamw.h"
 #include "optim/optimizer_inside.h"
+#include "parallel/comm_ops.h"
 
 typedef struct {
     const OptimizerOptions *options;
@@ -61,7 +62,7 @@ Tensor *optimizer_record_unscale(const ParameterTensors *parameters, CompressedS
 
 void optimizer_record_compressed(const OptimizerOptions *options, const OptimizerTensors *tensors,
                                  const ParameterTensors *parameters, CompressedSync *compressed,
-                                 Tensor *loss_scale, Graph *graph) {
+                                 const CompressedLamb *lamb, Tensor *loss_scale, Graph *graph) {
     FrozenUpdate update = {options, tensors, parameters};
     compressed_sync_inside(compressed, graph, parameters->flat->gradient);
     if (tensors->factor)
@@ -76,5 +77,38 @@ void optimizer_record_compressed(const OptimizerOptions *options, const Optimize
         .record_update = record_update,
         .context = &update,
     };
+    LambUpdate by_tensors = {.lamb = lamb,
+                             .options = options,
+                             .tensors = tensors,
+                             .parameters = parameters,
+                             .compressed = compressed};
+    if (lamb->fresh) compressed_lamb_fill(&by_tensors, graph, &momentum);
     compressed_sync_momentum(compressed, graph, &momentum);
+}
+
+Tensor *optimizer_record_variance_norm(const OptimizerTensors *tensors, const ParameterTable *table,
+                                       const CompressedSync *compressed, Graph *graph) {
+    const Partition *partition = &compressed->sync->partition;
+    const Mesh *mesh = compressed->sync->options->mesh;
+    bool is_sliced = compressed_sync_is_sliced(compressed);
+    UpdateSlice *slice = ARENA_ARRAY(&graph->arena, UpdateSlice, partition->n_units + 1);
+    UpdateSlices slices = {.slice = slice};
+    Tensor *variance = tensors->moment[1];
+    if (!is_sliced)
+        slice[slices.n_slices++] = (UpdateSlice){.gradient = variance, .n = tensor_count(variance)};
+    for (int i = 0; i < partition->n_units && is_sliced; i++) {
+        const PartitionUnit *unit = &partition->unit[i];
+        int64_t n = partition_slice_count(partition, i);
+        if (!n) continue;
+        slice[slices.n_slices++] = (UpdateSlice){
+            .gradient = graph_view(graph, variance, SHAPE(n), unit->local_first, variance->name),
+            .flat_first = unit->first + partition_slice_first(partition, i),
+            .n = n};
+    }
+    Tensor *norm = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(1), "norm of the variance");
+    optimizer_sum(table, &slices, norm, graph);
+    if (is_sliced) op_scalar_sum(graph, compressed->comm, norm);
+    if (mesh->shape.size[AXIS_TP] > 1) op_scalar_sum(graph, mesh_comm(mesh, AXIS_TP), norm);
+    if (mesh->shape.size[AXIS_PP] > 1) op_scalar_sum(graph, mesh_comm(mesh, AXIS_PP), norm);
+    return norm;
 }

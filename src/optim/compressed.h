@@ -1,4 +1,5 @@
-/* Adam's update where ranks agree on a compressed momentum (parallel/compress): 1-bit Adam, 0/1 Adam.
+/* Adam's update where ranks agree on a compressed momentum (parallel/compress): 1-bit Adam, 0/1 Adam, and
+ * 1-bit LAMB with what compressed_lamb.h adds.
  *
  * Recorded behind the exact update, whose state it works on, for steps of REGIME_COMPRESSED. The variance is
  * that of the last exact step. The gradient was not summed, so its norm is not known; what is clipped is the
@@ -7,6 +8,7 @@
 #ifndef PGPT_OPTIM_COMPRESSED_H
 #define PGPT_OPTIM_COMPRESSED_H
 
+#include "optim/compressed_lamb.h"
 #include "optim/optimizer.h"
 #include "parallel/compress/compressed_sync.h"
 
@@ -17,6 +19,11 @@ Tensor *optimizer_record_unscale(const ParameterTensors *parameters, CompressedS
 
 void optimizer_record_compressed(const OptimizerOptions *options, const OptimizerTensors *tensors,
                                  const ParameterTensors *parameters, CompressedSync *compressed,
-                                 Tensor *loss_scale, Graph *graph);
+                                 const CompressedLamb *lamb /* of {0}: Adam */, Tensor *loss_scale,
+                                 Graph *graph);
+
+/* Σ|v| over all of the model: what says whether the variance is steady enough to be frozen. */
+Tensor *optimizer_record_variance_norm(const OptimizerTensors *tensors, const ParameterTable *table,
+                                       const CompressedSync *compressed, Graph *graph);
 
 #endif

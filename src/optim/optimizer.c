@@ -162,7 +162,7 @@ void optimizer_hyper(const OptimizerOptions *options, double rate, int64_t step,
                      float *hyper) {
     const Optimizer *optimizer = optimizer_of(options);
     hyper[HYPER_RATE] = (float)rate;
-    hyper[HYPER_OWN1] = hyper[HYPER_OWN2] = 0.0f;
+    hyper[HYPER_OWN1] = hyper[HYPER_OWN2] = hyper[HYPER_OWN3] = 0.0f;
     if (optimizer->hyper) optimizer->hyper(options, step, hyper);
     RandomKey key = random_key(seed, RANDOM_ROUNDING, (uint64_t)step);
     memcpy(&hyper[HYPER_DRAW], &key.word[0], sizeof(float));
@@ -258,57 +258,6 @@ static bool is_laid_out_whole(const ParameterTable *table) {
     for (int i = 0; i < table->n_parameters; i++)
         if (table->parameter[i].flat_offset != table->parameter[i].whole_offset) return false;
     return true;
-}
-
-/* Elements first .. end - 1 of the flat array. */
-typedef struct {
-    int64_t first, end;
-} FlatRun;
-
-/* What this rank holds and another one counts, in order; *n of them. */
-static const FlatRun *foreign_runs(const ParameterTable *table, bool only_experts_count, Graph *graph,
-                                   int *n) {
-    FlatRun *runs = ARENA_ARRAY(&graph->arena, FlatRun, table->n_parameters * SHARD_MAX_BOXES + 1);
-    *n = 0;
-    for (int i = 0; i < table->n_parameters; i++) {
-        const ParameterShard *shard = &table->parameter[i].shard;
-        int64_t at = table->parameter[i].flat_offset;
-        for (int k = 0; k < shard->n_boxes; k++) {
-            int64_t end = at + shape_count(shard->box[k].box.shape);
-            bool is_counted = !only_experts_count || table->parameter[i].group == FLAT_EXPERTS;
-            if (!shard->box[k].is_owner || !is_counted) runs[(*n)++] = (FlatRun){at, end};
-            at = end;
-        }
-    }
-    return runs;
-}
-
-static void record_square(const UpdateSlice *slice, FlatRun run, Tensor *total, bool *adds, Graph *graph) {
-    if (run.first >= run.end) return;
-    Tensor *gradient = slice->gradient;
-    if (run.end - run.first < slice->n)
-        gradient = graph_view(graph, gradient, SHAPE(run.end - run.first), run.first - slice->flat_first,
-                              gradient->name);
-    op_squared_norm(graph, gradient, total, *adds);
-    *adds = true;
-}
-
-/* Add up the squares of the gradients. Of what several ranks hold its owner counts it. */
-void optimizer_squares(const ParameterTable *table, const UpdateSlices *slices, Tensor *total, Graph *graph) {
-    int n_foreign;
-    const FlatRun *foreign = foreign_runs(table, slices->only_experts_count, graph, &n_foreign);
-    bool adds = false;
-    for (int i = 0; i < slices->n_slices; i++) {
-        const UpdateSlice *slice = &slices->slice[i];
-        int64_t from = slice->flat_first, end = from + slice->n;
-        for (int k = 0; k < n_foreign; k++) {
-            int64_t until = foreign[k].first < end ? foreign[k].first : end;
-            record_square(slice, (FlatRun){from, until}, total, &adds, graph);
-            if (from < foreign[k].end) from = foreign[k].end;
-        }
-        record_square(slice, (FlatRun){from, end}, total, &adds, graph);
-    }
-    if (!adds) op_zero(graph, total); /* more processes than there is to share */
 }
 
 /* A 16-bit parameter or moment is. */
@@ -546,7 +495,7 @@ OptimizerTensors optimizer_record_by(const Optimizer *optimizer, const Optimizer
             updates.room = matrices_room(table, optimizer, precision, slices->record_join != NULL, graph);
         if (optimizer->measure) {
             updates.numbers = tensor_numbers(table, &graph->arena);
-            updates.sums = sums_of(updates.numbers.n_tensors, graph);
+            updates.sums = tensors.sums = sums_of(updates.numbers.n_tensors, graph);
         }
         record_slices(&updates);
     }

@@ -118,6 +118,7 @@ typedef struct {
     Tensor
         *master; /* likewise: the weights in f32 where those that are computed with have 16 bits; or NULL */
     int n_moments;
+    Tensor *sums;    /* over tensors, between the two passes of an update; NULL: it has one */
     Tensor *factor;  /* that the gradient is multiplied with; NULL: none is */
     Tensor *assumed; /* and the one that goes first (CLIP_CHECK); NULL: none does */
 } OptimizerTensors;

@@ -10,4 +10,7 @@ UpdateElements optimizer_elements(const ParameterTable *table, int64_t first, in
 /* Add up the squares of the slices' gradients. Of what several ranks hold its owner counts it. */
 void optimizer_squares(const ParameterTable *table, const UpdateSlices *slices, Tensor *total, Graph *graph);
 
+/* The numbers themselves, of whatever the slices have for a gradient. */
+void optimizer_sum(const ParameterTable *table, const UpdateSlices *slices, Tensor *total, Graph *graph);
+
 #endif

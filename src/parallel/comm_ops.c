@@ -38,6 +38,11 @@ Node *op_all_reduce(Graph *graph, Comm *comm, Tensor *data) {
     return record(graph, &OP_ALL_REDUCE, comm, data, (CommOperation){.kind = COMM_ALL_REDUCE});
 }
 
+Node *op_all_reduce_max(Graph *graph, Comm *comm, Tensor *data) {
+    CommOperation operation = {.kind = COMM_ALL_REDUCE, .reduction = COMM_MAX};
+    return record(graph, &OP_ALL_REDUCE, comm, data, operation);
+}
+
 Node *op_reduce_scatter(Graph *graph, Comm *comm, Tensor *data, const int64_t *border) {
     CommOperation operation = {.kind = COMM_REDUCE_SCATTER, .border = border};
     return record(graph, &OP_REDUCE_SCATTER, comm, data, operation);

@@ -20,6 +20,9 @@ extern const Op OP_ALL_REDUCE, OP_REDUCE_SCATTER, OP_ALL_GATHER, OP_ALL_TO_ALL, 
 /* Start a sum over all ranks of `data`, in place. */
 Node *op_all_reduce(Graph *graph, Comm *comm, Tensor *data);
 
+/* The largest over all ranks of each number, likewise. */
+Node *op_all_reduce_max(Graph *graph, Comm *comm, Tensor *data);
+
 /* Start a sum of which each rank gets its slice, and a collection of every rank's slice: see CommOperation.
  * `border` must stay good for as long as the graph. */
 Node *op_reduce_scatter(Graph *graph, Comm *comm, Tensor *data, const int64_t *border);

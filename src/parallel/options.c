@@ -60,12 +60,13 @@ const OptionSpec parallel_option_specs[] = {
         "(as FSDP)"),
     OPTION_STRING(
         "compress", ParallelOptions, compress, "none", "WAY",
-        "send less than the gradients: 1bit-adam or 0/1-adam (signs of the momentum), topk:X (the "
-        "largest share X), int8, f16, powersgd:R (matrices in rank R); what is left out is kept and sent later (docs/COMPRESSION.md)",
+        "send less than the gradients: 1bit-adam, 0/1-adam or 1bit-lamb (signs of the momentum), topk:X (the "
+        "largest share X), int8, f16, powersgd:R (matrices in rank R); what is left out is kept and sent "
+        "later (docs/COMPRESSION.md)",
         .flags = OPTION_FIXED),
-    OPTION_INT("compress-warmup", ParallelOptions, compress_warmup, -1, -1, INT64_MAX / 2,
-               "exact steps before the first compressed one; -1: a fifth of the steps, and none for int8 "
-               "and f16"),
+    OPTION_STRING("compress-warmup", ParallelOptions, compress_warmup, "-1", "N|auto",
+                  "exact steps before the first compressed one; -1: a fifth of the steps, and none for int8 "
+                  "and f16; auto: until the variance of Adam or LAMB is steady"),
     OPTION_CHOICE("compress-across", ParallelOptions, compress_across, COMPRESS_ACROSS_ALL,
                   compress_across_names,
                   "between whom --compress sends less: all ranks that share a batch; or hosts, whose ranks "

@@ -19,10 +19,10 @@ typedef struct {
     int64_t n_chunks;      /* parts of the model on each stage; 0: the schedule's own number */
     const char *stages;    /* blocks of each part; "": balanced */
     int64_t zero;
-    const char *compress; /* see compression_parse */
-    int64_t compress_warmup;
-    int compress_across; /* CompressAcross */
-    int all_reduce;      /* see comm_algorithm */
+    const char *compress;        /* see compression_parse */
+    const char *compress_warmup; /* a number, or "auto" */
+    int compress_across;         /* CompressAcross */
+    int all_reduce;              /* see comm_algorithm */
     double bucket_mb;
     bool overlap;
     bool pin;

@@ -52,6 +52,19 @@ static void warn_of_routes(Trainer *trainer, int64_t step) {
         log_warning(trainer->setup.log, "step %lld: %s", (long long)step, text);
 }
 
+/* --compress-warmup auto has found its end. */
+static void say_compression(const Trainer *trainer, int64_t step, const StepResult *result) {
+    if (!result->begins_to_compress || !trainer_is_root(trainer)) return;
+    const Compression *compression = &trainer->step.options.sync.compression;
+    char name[32];
+    log_note(
+        trainer->setup.log,
+        "step %lld: the variance is steady (%.3f of it has stayed over %lld steps): --compress %s begins "
+        "with the next step",
+        (long long)step, result->variance_kept, (long long)compression->n_interval,
+        compression_name(compression, name, sizeof name));
+}
+
 Status loop_record(Loop *loop, int64_t step, const StepResult *result, double rate, double seconds,
                    Error *error) {
     Trainer *trainer = loop->trainer;
@@ -83,8 +96,11 @@ Status loop_record(Loop *loop, int64_t step, const StepResult *result, double ra
                       .stage_wait_ms = trainer->step.options.pipeline ? result->stage_wait_ms : NAN,
                       .slowest_ms = trainer_n_ranks(trainer) > 1 ? loop->slowest_ms : NAN,
                       .slowest_rank = loop->slowest_rank,
+                      .variance_kept = result->variance_kept,
+                      .begins_to_compress = result->begins_to_compress,
                       .staleness = NAN};
     warn_of_routes(trainer, step);
+    say_compression(trainer, step, result);
     bool has_norm = trainer->step.optimizer.norm != NULL;
     bool is_sound = !has_norm || isfinite(result->gradient_norm) || result->was_skipped;
     if (isfinite(result->loss) && is_sound) return STATUS_OK;

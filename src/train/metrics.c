@@ -141,6 +141,9 @@ Status metrics_write(LineWriter *writer, const StepMetrics *metrics, Error *erro
         set_measured(line, "slowest_ms", metrics->slowest_ms);
         json_object_set_new(line, "slowest_rank", json_integer(metrics->slowest_rank));
     }
+    if (metrics->variance_kept > 0.0) set_measured(line, "variance_kept", metrics->variance_kept);
+    if (metrics->begins_to_compress)
+        json_object_set_new(line, "compressed_from", json_integer(metrics->step + 1));
     if (!isnan(metrics->staleness))
         json_object_set_new(line, "staleness", json_integer((json_int_t)metrics->staleness));
     return write_line(writer, line, error);

@@ -26,7 +26,11 @@ typedef struct {
      * NULL: not. */
     const double *loads;
     int64_t n_loads, n_experts; /* of all blocks; of one */
-    double staleness;           /* the largest of this step's gradients; NAN where none can be late */
+    /* With --compress-warmup auto, where the variance was looked at (0: it was not): the part of it that
+     * stayed; and whether ranks compress from the next step on. */
+    double variance_kept;
+    bool begins_to_compress;
+    double staleness; /* the largest of this step's gradients; NAN where none can be late */
 } StepMetrics;
 
 /* Opens RUN/metrics.jsonl; a new file gets a header line (version, machine, start, and `header`, which is

@@ -72,10 +72,13 @@ typedef struct {
 } LossScale;
 
 /* Of Adam with a frozen variance: how many updates the variance has had, which is what its bias is corrected
- * by; and whether every rank has what it needs of the others' slices. */
+ * by; whether every rank has what it needs of the others' slices; and whether a compressed step has followed
+ * the last exact one, in this process or before a resume. */
 typedef struct {
     int64_t n_variance_updates;
-    bool has_entered;
+    bool has_entered, is_frozen;
+    int64_t index;        /* of the step that has begun */
+    double variance_norm; /* corrected for its bias, when it was last looked at; 0: never */
 } CompressedPhase;
 
 enum { STEP_MOST_BEGUN = 2 };
@@ -108,7 +111,9 @@ typedef struct {
     OptimizerOptions optimizer_options;
     GradientSync sync;
     CompressedSync compressed; /* of a run whose ranks compress; {0}: they do not */
-    CompressedPhase phase;     /* likewise: where it stands, */
+    CompressedLamb lamb;       /* likewise, by 1-bit LAMB; */
+    Tensor *variance_norm;     /* where it says when to compress, */
+    CompressedPhase phase;     /* where it stands, */
     int regimes;               /* and which nodes the step that has begun runs */
     LossScale scale;           /* of value 1 where it is not needed */
     int64_t n_unclipped; /* steps in a row whose gradient was short enough, and updates that were undone: */
@@ -153,6 +158,10 @@ typedef struct {
     /* Of the predictors of blocks that some positions go by: mean cross-entropy, and share of right
      * guesses. */
     double depth_loss, depth_accuracy;
+    /* Of the variance, since it was last looked at (Compression.is_auto): what is left of it, or what was
+     * there; 0: nobody has looked. From the next step on ranks compress. */
+    double variance_kept;
+    bool begins_to_compress;
     bool has_depth;     /* they are known */
     bool was_abandoned; /* stopped before the update: the weights are as they were */
     bool was_skipped;   /* the gradient was not finite, and a smaller scale of the loss may help: likewise */

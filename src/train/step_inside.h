@@ -53,6 +53,9 @@ Status step_receive_depth(TrainStep *step, int place, StepResult *result, Error 
 Status step_add_depth(TrainStep *step, int chunk, double *numbers, Error *error);
 Status step_exchange_depth(TrainStep *step, double *numbers, StepResult *result, Error *error);
 
+/* Behind a step that has ended: is the variance steady (step_warmup.c)? Collective. */
+Status step_look_at_variance(TrainStep *step, StepResult *result, Error *error);
+
 /* ---- What it measures */
 
 /* When the executor has done n_started sections. */

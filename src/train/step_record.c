@@ -191,6 +191,24 @@ static void record_exact(TrainStep *step, const FlatTensors *tensors) {
     gradient_sync_end_update(&step->sync, step->graph);
 }
 
+/* The other steps of Adam and LAMB, and what the exact ones have to leave them. */
+static void record_frozen(TrainStep *step, const FlatTensors *tensors) {
+    Graph *graph = step->graph;
+    const OptimizerOptions *options = &step->optimizer_options;
+    if (compression_is_lamb(&step->options.sync.compression)) {
+        step->lamb =
+            compressed_lamb_plan(step->loss.parameters.table, tensor_count(step->optimizer.moment[1]), graph);
+        compressed_lamb_record_average(&step->lamb, options, &step->optimizer, graph);
+    }
+    if (step->options.sync.compression.is_auto)
+        step->variance_norm = optimizer_record_variance_norm(&step->optimizer, step->loss.parameters.table,
+                                                             &step->compressed, graph);
+    graph->regimes = REGIME_COMPRESSED;
+    gradient_sync_pair(&step->sync, graph, tensors);
+    optimizer_record_compressed(options, &step->optimizer, &step->loss.parameters, &step->compressed,
+                                &step->lamb, step->loss.scale, graph);
+}
+
 /* Sums over ranks and the update. Where ranks compress, exact steps leave out some nodes and the others some
  * more. */
 static void record_update(TrainStep *step, const FlatTensors *tensors) {
@@ -202,12 +220,7 @@ static void record_update(TrainStep *step, const FlatTensors *tensors) {
     gradient_sync_sum(&step->sync, graph, tensors);
     if (!compressed->comm || is_adam) {
         record_exact(step, tensors);
-        graph->regimes = REGIME_COMPRESSED;
-        if (is_adam) {
-            gradient_sync_pair(&step->sync, graph, tensors);
-            optimizer_record_compressed(&step->optimizer_options, &step->optimizer, &step->loss.parameters,
-                                        &step->compressed, step->loss.scale, graph);
-        }
+        if (is_adam) record_frozen(step, tensors);
     } else {
         graph->regimes = REGIME_COMPRESSED;
         graph->section = SECTION_UPDATE;

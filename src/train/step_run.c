@@ -322,10 +322,13 @@ static Status upload_scale(TrainStep *step, Error *error) {
 static void begin_regime(TrainStep *step, int64_t index) {
     if (!step->compressed.comm) return;
     bool is_exact = compression_is_exact(&step->options.sync.compression, index);
-    if (is_exact) step->phase.has_entered = false;
-    step->regimes = is_exact                  ? REGIME_EXACT
-                    : step->phase.has_entered ? REGIME_COMPRESSED | REGIME_LATER
-                                              : REGIME_COMPRESSED | REGIME_ENTRY;
+    CompressedPhase *phase = &step->phase;
+    phase->index = index;
+    if (is_exact) phase->has_entered = phase->is_frozen = false;
+    step->regimes = is_exact             ? REGIME_EXACT
+                    : phase->has_entered ? REGIME_COMPRESSED | REGIME_LATER
+                                         : REGIME_COMPRESSED | REGIME_ENTRY;
+    if (!is_exact && !phase->is_frozen) step->regimes |= REGIME_FREEZE;
 }
 
 /* A variance that is frozen keeps the bias that it had then. */
@@ -334,6 +337,7 @@ static void freeze_correction(TrainStep *step, double rate, float *hyper) {
     float then[N_HYPER];
     int64_t n = step->phase.n_variance_updates;
     optimizer_hyper(&step->optimizer_options, rate, n > 0 ? n - 1 : 0, step->options.seed, then);
+    hyper[HYPER_FRESH] = hyper[HYPER_CORRECTION2];
     hyper[HYPER_CORRECTION2] = then[HYPER_CORRECTION2];
 }
 
@@ -341,6 +345,7 @@ static void freeze_correction(TrainStep *step, double rate, float *hyper) {
 static void end_regime(TrainStep *step, bool was_skipped) {
     step->phase.n_variance_updates += step->regimes == REGIME_EXACT && !was_skipped;
     step->phase.has_entered = (step->regimes & REGIME_COMPRESSED) && !was_skipped;
+    step->phase.is_frozen |= step->phase.has_entered;
 }
 
 Status train_step_begin(TrainStep *step, const BatchSource *source, int64_t index, double rate,
@@ -383,6 +388,7 @@ Status train_step_end(TrainStep *step, StepResult *result, Error *error) {
         if (step->loss.scale) adapt_scale(&step->scale, is_finite);
     }
     end_regime(step, result->was_skipped);
+    TRY(step_look_at_variance(step, result, error));
     StepClock before = step->clock;
     TRY(step_times_at(step, step->begun[number].n_started, &step->clock, error));
     train_step_times(step, &before, &step->clock, 1, result);

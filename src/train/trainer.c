@@ -117,15 +117,15 @@ static void plan_saver(Trainer *trainer) {
     const TrainOptions *options = trainer->setup.options;
     const TrainStep *step = &trainer->step;
     DType types[SAVER_MAX_ARRAYS] = {train_step_weights(step)->dtype};
-    for (int i = 0; i < step->optimizer.n_moments; i++) {
-        const Tensor *moment = step->optimizer.moment[i];
+    for (int i = 0; i < trainer_n_moments(trainer); i++) {
+        const Tensor *moment = trainer_moment(trainer, i);
         types[1 + i] = update_is_packed(moment) ? DTYPE_F32 : moment->dtype;
     }
     /* A run that saves only when it ends has nothing to do meanwhile; one that saves now and then because
      * nobody has said otherwise does not take the memory for it. */
     bool saves_on_the_way = options->saves && (options->save_every > 0 || options->clock_is_asked);
     saver_plan_parts(&trainer->saver, &step->sync.parameters_saved, &step->sync.moments_saved, types,
-                     step->optimizer.n_moments, options->background_save && saves_on_the_way);
+                     trainer_n_moments(trainer), options->background_save && saves_on_the_way);
     if (step->compressed.comm)
         saver_plan_errors(&trainer->saver, step->compressed.owner_error ? &step->compressed.owner_map : NULL,
                           &step->compressed.error_saved);
@@ -228,7 +228,7 @@ double trainer_flops(const Trainer *trainer) {
 uint64_t trainer_checkpoint_bytes(const Trainer *trainer) {
     CheckpointState state = {0};
     trainer_say_errors(trainer, &state);
-    return checkpoint_bytes(&trainer->table, trainer->saver.type, trainer->step.optimizer.n_moments) +
+    return checkpoint_bytes(&trainer->table, trainer->saver.type, trainer_n_moments(trainer)) +
            checkpoint_error_bytes(&trainer->table, &state);
 }
 
@@ -395,6 +395,7 @@ static Status read_tensors(Trainer *trainer, const Checkpoint *checkpoint, float
         TRY(upload_moment(executor, optimizer->moment[i], i, sync->moments.n_local, host, error));
     }
     TRY(trainer_take_errors(trainer, checkpoint, host, error));
+    TRY(trainer_take_compression(trainer, checkpoint, host, error));
     return trainer_take_router_bias(trainer, checkpoint->state.router_bias, error);
 }
 

@@ -74,8 +74,11 @@ typedef struct {
     int64_t n_steps_timed;
     float *router_bias[2]; /* what checkpoints hold of them: of the last one, and of the one before */
     int64_t n_router_bias_saves;
-    double *loads;        /* of all experts, when they were last asked for */
-    int64_t n_bad_routes; /* steps in a row whose router had collapsed */
+    float *coefficients[2]; /* likewise */
+    int64_t n_coefficient_saves;
+    CheckpointState resumed_from; /* what it said of compression, for processes that do not compress */
+    double *loads;                /* of all experts, when they were last asked for */
+    int64_t n_bad_routes;         /* steps in a row whose router had collapsed */
     bool was_interrupted;
     int64_t bad_step;     /* whose loss or gradient was not a finite number; 0: none */
     bool error_is_common; /* what went wrong is known to every rank */
@@ -137,6 +140,17 @@ Status trainer_take_router_bias(Trainer *trainer, const float *whole, Error *err
 
 /* The load of every expert in the last step, to trainer->last, while no other has begun. Collective. */
 Status trainer_gather_loads(Trainer *trainer, Error *error);
+
+/* The optimizer's arrays that checkpoints hold: its moments, and behind them the variance of 1-bit LAMB that
+ * goes on. */
+int trainer_n_moments(const Trainer *trainer);
+const Tensor *trainer_moment(const Trainer *trainer, int index);
+
+/* What a way to compress goes by, all ranks' (trainer_compression.c): to what a checkpoint says, where it is
+ * good until the next but one is asked for; and from there, with the arrays that belong to it. The first is
+ * collective. `host` has room for what this rank has of a moment. */
+Status trainer_say_compression(Trainer *trainer, CheckpointState *state, Error *error);
+Status trainer_take_compression(Trainer *trainer, const Checkpoint *checkpoint, float *host, Error *error);
 
 /* What ranks that compress have left over (trainer_errors.c): what a checkpoint says of it, and this rank's
  * from there, whatever the number of ranks that saved it. `room` has 2 · n_flat elements. */

@@ -13,6 +13,7 @@ void trainer_say_errors(const Trainer *trainer, CheckpointState *state) {
     state->n_errors = step->compressed.comm->size;
     state->has_owner_error = step->compressed.owner_error != NULL;
     state->n_variance_updates = step->phase.n_variance_updates;
+    state->is_frozen = step->phase.is_frozen;
 }
 
 /* sum += scale · the errors of rank `from`. */
@@ -76,7 +77,8 @@ Status trainer_take_errors(Trainer *trainer, const Checkpoint *checkpoint, float
     const CheckpointState *state = &checkpoint->state;
     step->phase =
         (CompressedPhase){.n_variance_updates = state->n_errors ? state->n_variance_updates
-                                                                : state->step - state->n_skipped_steps};
+                                                                : state->step - state->n_skipped_steps,
+                          .is_frozen = state->is_frozen};
     TRY(take_basis(trainer, checkpoint, room, error));
     if (!state->n_errors) return STATUS_OK;
     Compression begun = {0};

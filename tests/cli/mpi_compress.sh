@@ -21,6 +21,11 @@ for way in int8 topk:0.1 $(is_long && echo 0/1-adam f16); do
     ranks 4 verify "${few[@]}" --compress "$way" --sample 3 --only "$only"
     grep -q ' 0 differ' out || fail "$way: $(cat out)"
 done
+ranks 4 verify "${few[@]}" --compress 1bit-lamb --optimizer lamb --steps 8 --sample 8 --only "$only|pp 2, dp 2, zero 1, ring, 1f1b"
+grep -q ' 0 differ' out || fail "1bit-lamb: $(cat out)"
+ranks 3 verify "${few[@]}" --compress 1bit-lamb --optimizer lamb --experts 3 --sample 2
+grep -q ' 0 differ' out || fail "1bit-lamb with experts: $(cat out)"
+is_long && ranks 4 verify --threads 1 --compress 1bit-lamb --optimizer lamb --steps 8
 is_long && for way in 1bit-adam int8 topk:0.1; do ranks 4 verify --threads 1 --compress "$way" --steps 8; done
 
 # A run that is resumed on as many ranks has the bits of one that was not interrupted; on others it goes on.
@@ -44,7 +49,8 @@ pgpt train --resume alone
 grep -q 'goes on as exact' err || fail "one process says nothing: $(cat err)"
 close_numbers 0.15 "$(column whole loss)" "$(column alone loss)" # with a variance that is no longer frozen
 # Gradients, mixed numbers, parts of a model.
-runs=('--compress topk:0.1 --zero 1 --pp 2 --micro-batch 1' '--compress 1bit-adam --compress-warmup 3 --dtype f16 --zero 1')
+lamb='--optimizer lamb --lr 0.03 --compress 1bit-lamb --compress-warmup 3'
+runs=("$lamb --zero 2 --dtype f16" "$lamb --tp 2" '--compress topk:0.1 --zero 1 --pp 2 --micro-batch 1' '--compress 1bit-adam --compress-warmup 3 --dtype f16 --zero 1')
 is_long && runs+=('--compress int8' '--compress 1bit-adam --compress-warmup 3 --dtype bf16 --tp 2' '--compress f16 --cp 2')
 for more in "${runs[@]}"; do
     name=$(tr -c 'a-z0-9\n' _ <<<"$more")
@@ -56,6 +62,53 @@ for more in "${runs[@]}"; do
     diff -r "$name"/checkpoints "$name-same"/checkpoints || fail "$more: resumed, it has other checkpoints"
 done
 
+# 1-bit LAMB on other numbers of ranks; one process hands on what only several need.
+read -ra words <<<"$lamb"
+ranks 4 "${small[@]}" --steps 24 --save-every 8 --keep 10 "${words[@]}" --out lamb
+coefficients() { tr -d ' \n' <"$1/manifest.json" | grep -o '"coefficients":[^]]*'; }
+go_on() {
+    rm -rf other
+    cp -r lamb other
+    rm -r other/checkpoints/step-00000016 other/checkpoints/step-00000024
+    "$@" train --resume other
+}
+for n in 2 3; do
+    go_on ranks $n
+    close_numbers 0.05 "$(column lamb loss)" "$(column other loss)"
+done
+go_on pgpt
+[[ $(coefficients other/checkpoints/step-00000024) == "$(coefficients lamb/checkpoints/step-00000008)" ]] ||
+    fail "one process has not handed on the coefficients"
+[[ $(coefficients lamb/checkpoints/step-00000024) != "$(coefficients lamb/checkpoints/step-00000008)" ]] || fail "they never change"
+rm -r other/checkpoints/step-00000024
+ranks 2 train --resume other
+close_numbers 0.1 "$(column lamb loss)" "$(column other loss)"
+
+# A warm-up that the variance ends: the same on any rank and behind any resume, and said where it ends.
+auto=("${small[@]}" --beta2 0.5 --warmup 3 --clip 100 --steps 20 --save-every 5 --keep 10 --compress 1bit-adam --compress-warmup auto)
+ranks 4 "${auto[@]}" --out auto
+from=$(grep -o '"compressed_from":[0-9]*' auto/metrics.jsonl | cut -d: -f2)
+((from % 2 && from > 5 && from < 16)) || fail "compressed from step '$from'"
+grep -q "step $((from - 1)): the variance is steady" err || fail "nothing is said: $(cat err)"
+awk -F'"variance_kept":' -v last="$((from - 1))" 'NF > 1 {
+    match($0, /"step":[0-9]+/); step = substr($0, RSTART + 7, RLENGTH - 7); kept = $2 + 0
+    if (step % 2 || (step == last) != (kept >= 0.96)) bad = 1
+    n++ } END { exit bad || n < 2 }' auto/metrics.jsonl || fail "by another rule: $(grep variance_kept auto/metrics.jsonl)"
+for at in 05 15; do
+    rm -rf same
+    cp -r auto same
+    for step in 10 15 20; do ((step <= 10#$at)) || rm -r same/checkpoints/step-000000$step; done
+    ranks 4 train --resume same
+    diff -r auto/checkpoints same/checkpoints || fail "auto: resumed at $at, it has other checkpoints"
+done
+ranks_refused '/--compress-warmup auto compares the variance over .* = 100 steps/' 2 "${small[@]}" --compress 1bit-adam --compress-warmup auto
+ranks_refused '/--compress-warmup auto is by a variance/' 2 "${small[@]}" --compress int8 --compress-warmup auto
+ranks_refused '/--compress-warmup 3x: it is a number/' 2 "${small[@]}" --compress int8 --compress-warmup 3x
+ranks_refused '/1bit-lamb is a form of LAMB and needs --optimizer lamb/' 2 "${small[@]}" --compress 1bit-lamb
+ranks_refused '/1bit-adam is a form of Adam.*1bit-lamb/' 2 "${small[@]}" --compress 1bit-adam --optimizer lamb
+ranks_refused '/lamb-scale-min.*1bit-lamb/' 2 "${small[@]}" --optimizer lamb --compress int8 --lamb-scale-min 0.3
+ranks_refused '/--compress 1bit-adam is compared in f32/' 2 verify --compress 1bit-adam --dtype bf16
+
 # bytes WORDS...: what a step sends along dp, of all ranks, as it is counted.
 bytes() {
     pgpt train --model nano --dp 4 --print-mesh "$@"
@@ -63,9 +116,9 @@ bytes() {
 }
 exact=$(bytes) signs=$(bytes --compress 1bit-adam)
 # As predicted: of a block of 64 numbers 3 words, 17, 33, 2; there and back as often as in a ring.
-for way in '1bit-adam 3' 'int8 17' 'f16 33' 'topk:0.01 2'; do
+for way in '1bit-adam 3' '1bit-lamb 3' 'int8 17' 'f16 33' 'topk:0.01 2'; do
     read -r name words <<<"$way"
-    n=$(bytes --compress "$name")
+    n=$(bytes --compress "$name" --optimizer "$([[ $name == *lamb ]] && echo lamb || echo adamw)")
     ((n * 64 == exact * words)) || fail "$name sends $n bytes, exact sums $exact"
 done
 ((signs * 20 <= exact)) || fail "1bit-adam sends $signs bytes, exact sums $exact"

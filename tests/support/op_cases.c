@@ -6,7 +6,7 @@
 #include "ops/compress/compress.h"
 #include "ops/compress/lowrank.h"
 #include "ops/update/adamw.h"
-#include "ops/update/lamb.h"
+#include "ops/update/lamb_coefficient.h"
 #include "ops/update/muon.h"
 #include "ops/update/sgd.h"
 #include "optim/optimizer.h"
@@ -570,6 +570,42 @@ void build_lamb(OpCase *test) {
     tensors.sums = case_floats(test, PLACE_STATE, SHAPE(3, UPDATE_SUMS), "sums", 0.0f, 0.0f);
     op_lamb_measure(test->graph, &tensors, &attributes);
     op_lamb(test->graph, &tensors, &attributes);
+}
+
+/* Two averages, then a change of momentum, by the same tensors as LAMB's, and what is made of it. */
+void build_lamb_coefficient(OpCase *test) {
+    Graph *graph = test->graph;
+    int64_t count = test->spec->size[0], third = count / 3, first = 1000;
+    TensorSpan spans[] = {{first - 5, first + third / 2, 1, true}, /* begins in another array */
+                          {first + third / 2, first + third, 0, false},
+                          {first + count - 1, first + count + 3, 2, true}};
+    LambAverageAttributes average = {.beta = 0.75f, .max_ratio = test->spec->number};
+    LambFreshenAttributes freshen = {.first_element = first,
+                                     .spans = {3, arena_copy(&graph->arena, spans, sizeof spans)},
+                                     .beta1 = 0.9f,
+                                     .beta2 = 0.95f,
+                                     .epsilon = 1e-2f};
+    LambAdaptAttributes adapt = {.lowest = 0.5f, .highest = 4.0f, .change = 0.25f};
+    const float hyper[N_HYPER] = {
+        [HYPER_CORRECTION2] = 7.0f, [HYPER_FRESH] = 3.0f, [HYPER_RATE] = 0.1f, [HYPER_CORRECTION1] = 2.0f};
+    graph->section = SECTION_UPDATE;
+    Shape shape = SHAPE(count);
+    Tensor *factor = factor_of(test),
+           *sums = case_floats(test, PLACE_STATE, SHAPE(3, UPDATE_SUMS), "sums", 1.0f, 2.0f),
+           *coefficients =
+               case_floats(test, PLACE_OPTIMIZER, SHAPE(3, N_COEFFICIENTS), "coefficients", 0.2f, 0.5f);
+    LambFreshenTensors tensors = {.before = case_floats(test, PLACE_STATE, shape, "before", 1.0f, 0.0f),
+                                  .momentum = case_floats(test, PLACE_STATE, shape, "momentum", 1.0f, 0.0f),
+                                  .variance =
+                                      case_floats(test, PLACE_OPTIMIZER, shape, "variance", 1.0f, 1.5f),
+                                  .hyper = case_literal(test, DTYPE_F32, N_HYPER, "hyper", hyper),
+                                  .factor = factor,
+                                  .ratios = case_floats(test, PLACE_STATE, SHAPE(3), "ratios", 0.0f, 0.0f),
+                                  .fresh = case_floats(test, PLACE_OPTIMIZER, shape, "fresh", 1.0f, 1.5f)};
+    op_lamb_average(graph, sums, factor, coefficients, &average);
+    op_lamb_average(graph, sums, factor, coefficients, &average);
+    op_lamb_freshen(graph, &tensors, &freshen);
+    op_lamb_adapt(graph, tensors.ratios, factor, coefficients, sums, &adapt);
 }
 
 static MuonAttributes muon_of(OpCase *test) {

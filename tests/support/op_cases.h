@@ -121,6 +121,7 @@ void build_lowrank(OpCase *test);       /* rows columns rank: two matrices, and 
 void build_adamw(OpCase *test);         /* N, of which the first third and the last element decay */
 void build_sgd(OpCase *test);           /* N likewise */
 void build_lamb(OpCase *test);          /* N likewise; number: the highest ratio */
+void build_lamb_coefficient(OpCase *test);
 void build_muon_elements(OpCase *test); /* N */
 void build_muon(OpCase *test);          /* N = rows · columns, rows, columns; number: scale */
 void build_muon_polynomial(OpCase *test);

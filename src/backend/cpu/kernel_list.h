@@ -91,6 +91,9 @@
     PLAIN(OP_SGD, cpu_sgd)                                                                                   \
     WITH_SCRATCH(OP_LAMB_MEASURE, cpu_lamb_measure)                                                          \
     PLAIN(OP_LAMB, cpu_lamb)                                                                                 \
+    PLAIN(OP_LAMB_AVERAGE, cpu_lamb_average)                                                                 \
+    PLAIN(OP_LAMB_ADAPT, cpu_lamb_adapt)                                                                     \
+    PLAIN(OP_LAMB_FRESHEN, cpu_lamb_freshen)                                                                 \
     PLAIN(OP_MUON_MOMENTUM, cpu_muon_momentum)                                                               \
     PLAIN(OP_MUON_NORMALISE, cpu_muon_normalise)                                                             \
     PLAIN(OP_MUON_POLYNOMIAL, cpu_muon_polynomial)                                                           \

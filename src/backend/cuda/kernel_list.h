@@ -76,6 +76,9 @@
     PLAIN(OP_SGD, cuda_sgd)                                                                                  \
     WITH_SCRATCH(OP_LAMB_MEASURE, cuda_lamb_measure)                                                         \
     PLAIN(OP_LAMB, cuda_lamb)                                                                                \
+    PLAIN(OP_LAMB_AVERAGE, cuda_lamb_average)                                                                \
+    PLAIN(OP_LAMB_FRESHEN, cuda_lamb_freshen)                                                                \
+    PLAIN(OP_LAMB_ADAPT, cuda_lamb_adapt)                                                                    \
     PLAIN(OP_MUON_MOMENTUM, cuda_muon_momentum)                                                              \
     PLAIN(OP_MUON_NORMALISE, cuda_muon_normalise)                                                            \
     PLAIN(OP_MUON_POLYNOMIAL, cuda_muon_polynomial)                                                          \

@@ -21,6 +21,9 @@
 
 enum { MOST_WORDS = 96 };
 
+/* Of 1bit-lamb, whose rate is no other optimizer's. */
+#define LAMB_RATE "0.03"
+
 static const char *const links_names[] = {"auto", "namespaces", "model", NULL};
 
 static const OptionSpec specs[] = {
@@ -144,6 +147,8 @@ static Status read_call(TrafficStudy *study, Error *error) {
     lab_read_train_words(&lab_traffic_command, study->options->arguments, study->options->n_arguments, ours,
                          &train, error);
     study->chooses_device = options_source(&train, "device") == OPTION_FROM_COMMAND;
+    study->chooses_optimizer = options_source(&train, "optimizer") == OPTION_FROM_COMMAND;
+    study->chooses_rate = options_source(&train, "lr") == OPTION_FROM_COMMAND;
     options_free(&train);
     return error->status;
 }
@@ -183,6 +188,10 @@ static Status run_words(const TrafficStudy *study, const TrafficWay *way, const 
     ADD_WORDS("train", "--quiet", "--seed", "1", "--threads", "1", "--compress", way->name, "--steps",
               number[0], "--dp", number[3]);
     if (way->compression.kind != COMPRESS_NONE) ADD_WORDS("--compress-warmup", number[1]);
+    if (compression_is_lamb(&way->compression) && !study->chooses_optimizer) {
+        ADD_WORDS("--optimizer", "lamb");
+        if (!study->chooses_rate) ADD_WORDS("--lr", LAMB_RATE);
+    }
     if (!study->chooses_device) ADD_WORDS("--device", "cpu");
     if (run->prints_mesh) ADD_WORDS("--print-mesh", "--json", "--ranks-per-host", "1");
     else ADD_WORDS("--no-save", "--sample-tokens", "0", "--eval-every", number[2], "--out", run->out);

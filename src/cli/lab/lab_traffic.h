@@ -32,6 +32,7 @@ typedef struct {
     int n_ways;
     bool is_measured;                          /* on namespaces; else by the model */
     char why_not[sizeof((Error *)NULL)->text]; /* it is not */
+    bool chooses_optimizer, chooses_rate;      /* likewise */
     bool chooses_device;                       /* by the words behind "--" */
 } TrafficStudy;
 

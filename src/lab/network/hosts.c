@@ -1,6 +1,6 @@
 /* A namespace is held by a process that does nothing else, and is gone with it, as are its cables (veth
- * pairs). What is set up in there is set up by nsenter. The launcher starts its daemons by `ssh HOST COMMAND`;
- * ours have no ssh in them, so a script enters the namespace instead.
+ * pairs). What is set up in there is set up by nsenter. The launcher starts its daemons by `ssh HOST
+ * COMMAND`; ours have no ssh in them, so a script enters the namespace instead.
  *
  * A token bucket (tc tbf) at both ends of a cable makes the rate. Frames are long, so that fast cables do not
  * keep the machine busy, and TCP is told that nothing is lost: its windows would be what is measured. */

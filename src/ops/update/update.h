@@ -28,9 +28,9 @@ typedef struct {
     int64_t first_element; /* of all parameters: what stochastic rounding draws by */
 } UpdateElements;
 
-/* Written by the host before the update: learning rate; two numbers of the optimizer's own that change from
- * step to step; the bits of a number that differs from step to step, for stochastic rounding. */
-enum { HYPER_RATE, HYPER_OWN1, HYPER_OWN2, HYPER_DRAW, N_HYPER };
+/* Written by the host before the update: learning rate; numbers of the optimizer's own that change from step
+ * to step; the bits of a number that differs from step to step, for stochastic rounding. */
+enum { HYPER_RATE, HYPER_OWN1, HYPER_OWN2, HYPER_DRAW, HYPER_OWN3, N_HYPER };
 
 enum { UPDATE_MAX_MOMENTS = 2, UPDATE_MAX_ATTRIBUTES = 128 /* bytes */ };
 

@@ -13,7 +13,7 @@
 
 #include <math.h>
 
-static bool is_sliced(const CompressedSync *compressed) {
+bool compressed_sync_is_sliced(const CompressedSync *compressed) {
     return compressed->sync->strategy->shards_optimizer;
 }
 
@@ -128,9 +128,9 @@ CompressedSync compressed_sync_plan(GradientSync *sync, Graph *graph) {
     }
     plan_errors(&compressed, graph);
     if (compression_is_lowrank(compression)) return compressed;
-    if (is_adam || !is_sliced(&compressed) || compressed.inside)
+    if (is_adam || !compressed_sync_is_sliced(&compressed) || compressed.inside)
         compressed.owner_error = state_tensor(graph, compressed.owner_map.n_local, "owner error");
-    if (!is_adam || !is_sliced(&compressed)) return compressed;
+    if (!is_adam || !compressed_sync_is_sliced(&compressed)) return compressed;
     compressed.kept_first = ARENA_ARRAY(&graph->arena, int64_t, partition->n_units + 1);
     for (int i = 0; i < partition->n_units; i++) {
         CompressAttributes attributes = attributes_of(&compressed, i);
@@ -370,7 +370,7 @@ static Tensor *kept_words(const CompressedSync *compressed, Graph *graph, int in
 static AdamState state_of(const CompressedSync *compressed, Graph *graph, int index,
                           const CompressedMomentum *momentum, const CompressAttributes *attributes) {
     const AdamState *own = &momentum->state;
-    if (!is_sliced(compressed))
+    if (!compressed_sync_is_sliced(compressed))
         return (AdamState){unit_part(compressed, graph, own->momentum, index),
                            unit_part(compressed, graph, own->variance, index),
                            unit_part(compressed, graph, own->master, index)};
@@ -398,14 +398,44 @@ static float momentum_bound(const CompressedMomentum *momentum) {
     return (float)((1.0 - beta1) / sqrt((1.0 - beta2) * (1.0 - ratio)));
 }
 
-static void end_unit(const CompressedSync *compressed, Graph *graph, int index,
-                     const CompressedMomentum *momentum, const AdamState *state, const UnitTravel *travel) {
-    const PartitionUnit *unit = unit_of(compressed, index);
+/* The new momentum; what it was goes where the gradient was, where somebody asks. */
+static void take_momentum(const CompressedSync *compressed, Graph *graph, int index,
+                          const CompressedMomentum *momentum, const AdamState *state,
+                          const UnitTravel *travel) {
     CompressTensors tensors = {.variance = state->variance, .factor = momentum->factor};
     arrive_all(compressed, graph, travel);
+    if (momentum->record_learning)
+        op_copy_into(graph, state->momentum, unit_part(compressed, graph, momentum->gradient, index),
+                     WRITE_FRESH);
     op_expand(graph, travel->words, &tensors, state->momentum, &travel->attributes);
+}
+
+static void learn(const CompressedSync *compressed, Graph *graph, int index,
+                  const CompressedMomentum *momentum, const AdamState *state) {
+    const PartitionUnit *unit = unit_of(compressed, index);
+    MomentumChange change = {.first = unit->first,
+                             .n = unit->n,
+                             .local_first = unit->first,
+                             .before = unit_part(compressed, graph, momentum->gradient, index),
+                             .momentum = state->momentum,
+                             .variance = state->variance};
+    if (compressed_sync_is_sliced(compressed)) {
+        change.first += partition_slice_first(&compressed->sync->partition, index);
+        change.n = partition_slice_count(&compressed->sync->partition, index);
+        change.local_first = unit->local_first;
+        if (!change.n) return;
+        change.before = slice_of(compressed, graph, change.before, index);
+        change.momentum = slice_of(compressed, graph, change.momentum, index);
+        change.variance = slice_of(compressed, graph, change.variance, index);
+    }
+    momentum->record_learning(momentum->context, graph, &change);
+}
+
+static void end_unit(const CompressedSync *compressed, Graph *graph, int index,
+                     const CompressedMomentum *momentum, const AdamState *state) {
+    const PartitionUnit *unit = unit_of(compressed, index);
     momentum->record_update(momentum->context, graph, unit->first, unit->n, state);
-    if (!is_sliced(compressed)) return;
+    if (!compressed_sync_is_sliced(compressed)) return;
     keep_slice(compressed, graph, index, state->momentum, momentum->state.momentum);
     if (state->master) keep_slice(compressed, graph, index, state->master, momentum->state.master);
 }
@@ -432,5 +462,12 @@ void compressed_sync_momentum(CompressedSync *compressed, Graph *graph, const Co
     for (int i = 0; i < n_units; i++)
         send_back(compressed, graph, i, momentum->factor, kept_words(compressed, graph, i),
                   1.0f / (float)n_ranks, &travel[i]);
-    for (int i = 0; i < n_units; i++) end_unit(compressed, graph, i, momentum, &state[i], &travel[i]);
+    for (int i = 0; i < n_units; i++) {
+        take_momentum(compressed, graph, i, momentum, &state[i], &travel[i]);
+        if (momentum->record_learning) learn(compressed, graph, i, momentum, &state[i]);
+        else end_unit(compressed, graph, i, momentum, &state[i]);
+    }
+    if (!momentum->record_learning) return;
+    momentum->record_decision(momentum->context, graph);
+    for (int i = 0; i < n_units; i++) end_unit(compressed, graph, i, momentum, &state[i]);
 }

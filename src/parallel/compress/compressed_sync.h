@@ -59,6 +59,13 @@ typedef struct {
     Tensor *momentum, *variance, *master /* or NULL */;
 } AdamState;
 
+/* Elements first .. first + n - 1: their momentum before this step and behind it. */
+typedef struct {
+    int64_t first, n;
+    int64_t local_first;                  /* of the optimizer's state */
+    Tensor *before, *momentum, *variance; /* (n) */
+} MomentumChange;
+
 typedef struct {
     Tensor *gradient; /* (n_flat) this rank's; sums of all ranks' are what is wanted */
     Tensor *factor;   /* by which it is multiplied; or NULL */
@@ -66,8 +73,16 @@ typedef struct {
     float beta1, beta2;
     /* Record the update of elements first .. first + n - 1 by these (n) tensors. */
     void (*record_update)(void *context, Graph *graph, int64_t first, int64_t n, const AdamState *state);
+    /* Of an update that has to know of all units first (NULL: it has not): record what is learned from how
+     * the momentum changed, of everything, or of this rank's slices where the state is in slices; then what
+     * there is to decide before the first update. The gradient is gone by then. */
+    void (*record_learning)(void *context, Graph *graph, const MomentumChange *change);
+    void (*record_decision)(void *context, Graph *graph);
     void *context;
 } CompressedMomentum;
+
+/* Is the optimizer's state in slices? */
+bool compressed_sync_is_sliced(const CompressedSync *compressed);
 
 /* momentum = the mean over ranks of beta1·momentum + (1 - beta1)·gradient·n_ranks, as words say it; then the
  * update, unit by unit. Where the optimizer's state is in slices, every rank has the momentum as words, and

@@ -9,8 +9,8 @@
 
 enum { MOST_RANK = 256 };
 
-static const char *const names[N_COMPRESS_KINDS] = {"none", "1bit-adam", "0/1-adam", "topk",
-                                                    "int8", "f16",       "powersgd"};
+static const char *const names[N_COMPRESS_KINDS] = {"none", "1bit-adam", "0/1-adam", "1bit-lamb",
+                                                    "topk", "int8",      "f16",      "powersgd"};
 
 const char *const compress_across_names[] = {"all", "hosts", NULL};
 
@@ -62,7 +62,7 @@ Status compression_parse(const char *text, Compression *compression, Error *erro
     }
     return error_user(
         error,
-        "--compress %s is none of the ways there are: none, 1bit-adam, 0/1-adam, topk:X (the "
+        "--compress %s is none of the ways there are: none, 1bit-adam, 0/1-adam, 1bit-lamb, topk:X (the "
         "largest share X, as topk:0.01), int8, f16, powersgd:R (matrices in rank R, as powersgd:4)",
         text);
 }

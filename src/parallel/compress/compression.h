@@ -17,6 +17,7 @@ typedef enum {
     COMPRESS_NONE,
     COMPRESS_ONEBIT_ADAM,
     COMPRESS_ZEROONE_ADAM,
+    COMPRESS_ONEBIT_LAMB,
     COMPRESS_TOPK,
     COMPRESS_INT8,
     COMPRESS_F16,
@@ -33,6 +34,9 @@ typedef struct {
     double share;         /* of COMPRESS_TOPK */
     int rank;             /* of COMPRESS_POWERSGD: columns that matrices are sent by */
     int64_t n_warmup;     /* exact steps before the first compressed one */
+    bool is_auto;         /* the run finds them itself, until when they are COMPRESS_UNDECIDED: */
+    int64_t n_interval;   /* steps between two looks at the variance, */
+    int64_t n_before;     /* of which the first is no earlier than behind so many steps */
     bool is_across_hosts; /* exact within a host */
 } Compression;
 
@@ -44,9 +48,31 @@ const char *compression_name(const Compression *compression, char *text, size_t 
 /* A way of this kind as --compress takes it, for whoever tries them all: "topk:0.1". */
 const char *compression_example(CompressKind kind);
 
+#define COMPRESS_UNDECIDED INT64_MAX
+
+/* How much of itself a variance is left with, or has been, between two looks at it that find it steady. */
+#define COMPRESS_STEADY 0.96
+
+/* Has a run that finds its warm-up itself found it? */
+static inline bool compression_is_decided(const Compression *compression) {
+    return compression->is_auto && compression->n_warmup < COMPRESS_UNDECIDED;
+}
+
+/* Does it look at the variance behind step `index`? */
+static inline bool compression_looks(const Compression *compression, int64_t index) {
+    return compression->is_auto && compression->n_warmup == COMPRESS_UNDECIDED &&
+           (index + 1) % compression->n_interval == 0 && index >= compression->n_before;
+}
+
+/* LAMB, which is Adam with a step by the tensor? */
+static inline bool compression_is_lamb(const Compression *compression) {
+    return compression->kind == COMPRESS_ONEBIT_LAMB;
+}
+
 /* Is it the momentum that is compressed, with a frozen variance? */
 static inline bool compression_is_adam(const Compression *compression) {
-    return compression->kind == COMPRESS_ONEBIT_ADAM || compression->kind == COMPRESS_ZEROONE_ADAM;
+    return compression->kind == COMPRESS_ONEBIT_ADAM || compression->kind == COMPRESS_ZEROONE_ADAM ||
+           compression_is_lamb(compression);
 }
 
 /* Do ranks with a part of a matrix less to say of it (ops/compress/lowrank.h)? Else numbers are packed. */

@@ -68,6 +68,7 @@ static void add_compression(const GradientSyncOptions *options, Precision precis
     if (compression_is_lowrank(&options->compression)) return;
     if (is_adam || !is_sliced || error_ranks(options) > 1) *sharded += F32_BYTES;
     if (is_adam && is_sliced) *whole += precision.has_master ? 2 * F32_BYTES : F32_BYTES;
+    if (compression_is_lamb(&options->compression)) *(is_sliced ? sharded : whole) += F32_BYTES;
 }
 
 /* Bytes a parameter that are whole on every rank, and those that are sharded. */

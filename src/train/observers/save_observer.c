@@ -11,7 +11,7 @@
 /* What there is to save now. */
 static SaveRequest save_request(Trainer *trainer, const char *run) {
     const TrainerSetup *setup = &trainer->setup;
-    const OptimizerTensors *optimizer = &trainer->step.optimizer;
+    int n_moments = trainer_n_moments(trainer);
     bool was_validated = trainer->validated_step == trainer->n_done;
     CheckpointState state = {.step = trainer->n_done,
                              .n_sequences = trainer_n_sequences(trainer, trainer->n_done),
@@ -24,7 +24,7 @@ static SaveRequest save_request(Trainer *trainer, const char *run) {
                              .n_good_steps = trainer->step.scale.n_good,
                              .n_skipped_steps = trainer->step.scale.n_skipped,
                              .optimizer = optimizer_name((OptimizerKind)setup->optimizer->kind),
-                             .n_moments = optimizer->n_moments};
+                             .n_moments = n_moments};
     SaveRequest request = {.run = run,
                            .config = setup->config,
                            .table = &trainer->table,
@@ -40,16 +40,16 @@ static SaveRequest save_request(Trainer *trainer, const char *run) {
                            .state = state,
                            .keep_last = setup->options->keep,
                            .keep_best = trainer->has_evaluation};
-    for (int i = 0; i < optimizer->n_moments; i++) request.array[1 + i] = optimizer->moment[i];
+    for (int i = 0; i < n_moments; i++) request.array[1 + i] = trainer_moment(trainer, i);
     const CompressedSync *compressed = &trainer->step.compressed;
     if (!compressed->comm) return request;
     trainer_say_errors(trainer, &request.state);
-    request.array[1 + optimizer->n_moments] = compressed->owner_error;
-    request.array[2 + optimizer->n_moments] = compressed->error;
+    request.array[1 + n_moments] = compressed->owner_error;
+    request.array[2 + n_moments] = compressed->error;
     request.owner_error_saved = compressed->owner_error ? &compressed->owner_map : NULL;
     request.error_saved = &compressed->error_saved;
     request.error_rank = compressed->comm->rank;
-    request.array[3 + optimizer->n_moments] = compressed->lowrank.basis;
+    request.array[3 + n_moments] = compressed->lowrank.basis;
     request.basis_identity = compressed->lowrank.identity;
     if (compressed->lowrank.basis) request.n_basis = lowrank_sync_saved(&compressed->lowrank);
     return request;
@@ -113,6 +113,7 @@ static Status save(SaveObserver *saves, bool is_last, Error *error) {
     SaveRequest request = save_request(trainer, saves->run);
     TRY(trainer_gather_router_bias(trainer, &request.state.router_bias, &request.state.n_router_biases,
                                    error));
+    TRY(trainer_say_compression(trainer, &request.state, error));
     trainer_begin(trainer, ACTIVITY_FILE, "checkpoint", trainer->n_done);
     if (is_last) saver_save_now(&trainer->saver, &request, error);
     else saver_save(&trainer->saver, &request, error);

@@ -12,10 +12,10 @@
 #include <string.h>
 
 /* What a rank has, in the order of its flat array; not a number where it has none of an element. */
-enum { WEIGHTS, MOMENTUM, VARIANCE, ERRORS, OWNER_ERRORS, BASIS, N_HELD, TAG = 7 };
+enum { WEIGHTS, MOMENTUM, VARIANCE, ERRORS, OWNER_ERRORS, BASIS, FRESH, N_HELD, TAG = 7 };
 
-static const char *const names[N_HELD] = {"weights", "momentum",      "variance",
-                                          "error",   "owner's error", "basis"};
+static const char *const names[N_HELD] = {"weights",       "momentum", "variance",      "error",
+                                          "owner's error", "basis",    "fresh variance"};
 
 /* ---- what a rank has */
 
@@ -48,19 +48,27 @@ static Status take_held(TrainStep *step, float *held, Arena *arena, Error *error
     ShardMap whole = shard_map_whole(n, arena),
              some = shard_map_whole(basis ? tensor_count(basis) : 0, arena);
     const OptimizerTensors *optimizer = &step->optimizer;
+    bool has_fresh = step->phase.is_frozen; /* before, it is what nobody needs */
     /* Master weights of ZeRO are whole from the first compressed step on; before, each rank has its slices. */
     bool has_slices = optimizer->master && compressed->master, is_whole = step->phase.has_entered;
     const Tensor *weights = !has_slices ? train_step_weights(step)
                             : is_whole  ? compressed->master
                                         : optimizer->master;
-    const Tensor *const tensors[N_HELD] = {weights,           optimizer->moment[0],    optimizer->moment[1],
-                                           compressed->error, compressed->owner_error, basis};
-    const ShardMap *const maps[N_HELD] = {has_slices && !is_whole ? &step->sync.moments : &whole,
-                                          &step->sync.moments,
-                                          &step->sync.moments,
+    const ShardMap *own = &step->sync.moments;
+    const Tensor *const tensors[N_HELD] = {weights,
+                                           optimizer->moment[0],
+                                           optimizer->moment[1],
+                                           compressed->error,
+                                           compressed->owner_error,
+                                           basis,
+                                           has_fresh ? step->lamb.fresh : NULL};
+    const ShardMap *const maps[N_HELD] = {has_slices && !is_whole ? own : &whole,
+                                          own,
+                                          own,
                                           &compressed->error_map,
                                           &compressed->owner_map,
-                                          &some};
+                                          &some,
+                                          own};
     for (int i = 0; i < N_HELD; i++)
         TRY(take_array(step, tensors[i], maps[i], held + N_HELD * n, held + i * n, error));
     return STATUS_OK;
@@ -82,6 +90,7 @@ static Simulated simulated(CompressedModel *model, int rank, int what) {
     if (what == ERRORS) array.own = part->error + model->sender[at[AXIS_DP]] * part->n;
     else if (what == BASIS) array.own = part->basis;
     else if (what == OWNER_ERRORS) array.own = part->owner;
+    else if (what == FRESH) array.whole = model->fresh ? model->fresh : model->variance;
     else
         array.whole = what == WEIGHTS ? model->weights : what == MOMENTUM ? model->momentum : model->variance;
     return array;
@@ -128,6 +137,18 @@ static void take_over(CompressedModel *model, int rank, int what, const float *h
     }
 }
 
+/* What rounding has decided, as the ranks have it: a tensor's step may hang on any of its momenta. */
+static void take_near(const CompressedRun *run, CompressedModel *model, float *const *all) {
+    for (int rank = 0; rank < run->group->size && compression_is_adam(model->compression); rank++) {
+        Simulated array = simulated(model, rank, MOMENTUM);
+        const float *held = all[rank] + MOMENTUM * array.part->n;
+        for (int64_t i = 0; i < array.part->n; i++) {
+            double *to = array.part->is_near[i] ? element(&array, i) : NULL;
+            if (to && !isnan(held[i])) *to = (double)held[i];
+        }
+    }
+}
+
 static void compare_number(const CompressedRun *run, int64_t step, VerifyNumber which, double value,
                            double wanted) {
     VerifyResult *result = run->result;
@@ -164,6 +185,8 @@ static Status compare_step(const CompressedRun *run, CompressedModel *model, int
     TRY(compressed_model_step(model, index, &loss, &norm, error));
     compare_number(run, index, VERIFY_LOSS, made->loss, loss);
     compare_number(run, index, VERIFY_NORM, made->gradient_norm, norm);
+    take_near(run, model, all);
+    compressed_model_update(model, index);
     for (int i = 0; i < run->group->size * N_HELD; i++) {
         int rank = i / N_HELD, what = i % N_HELD;
         compare_array(run, model, index, rank, what, all[rank] + what * simulated(model, rank, what).part->n);

@@ -1,7 +1,7 @@
 /* Blocks are of a rank's own flat array: with tp and pp, of the part of the model that it has. So every part
  * is simulated by itself, over a list of where its elements lie in the whole model. What several parts have
  * comes out alike in all of them. */
-#include "train/verify/compressed_model.h"
+#include "train/verify/compressed_lamb.h"
 
 #include "base/half.h"
 #include "base/system/memory.h"
@@ -86,11 +86,21 @@ static double whole(const CompressedPart *part, const double *values, int64_t i)
     return part->place[i] == COMPRESSED_PADDING ? 0.0 : values[part->place[i]];
 }
 
+typedef struct {
+    double beta1, beta2;
+} Betas;
+
+static Betas betas_of(const CompressedModel *model) {
+    const OptimizerOptions *options = &model->training.step.optimizer_options;
+    if (model->fresh) return (Betas){options->lamb.beta1, options->lamb.beta2};
+    return (Betas){options->adamw.beta1, options->adamw.beta2};
+}
+
 /* The bound of |m| over √v in Adam. */
 static double bound_of(const CompressedModel *model) {
-    const AdamwOptions *adamw = &model->training.step.optimizer_options.adamw;
-    double ratio = adamw->beta1 * adamw->beta1 / adamw->beta2;
-    return (1.0 - adamw->beta1) / sqrt((1.0 - adamw->beta2) * (1.0 - ratio));
+    Betas betas = betas_of(model);
+    double ratio = betas.beta1 * betas.beta1 / betas.beta2;
+    return (1.0 - betas.beta1) / sqrt((1.0 - betas.beta2) * (1.0 - ratio));
 }
 
 /* What ranks and owner make of one slice: elements first .. first + n - 1 of the part. */
@@ -98,7 +108,7 @@ static void simulate_slice(CompressedModel *model, CompressedPart *part, int64_t
                            double factor) {
     const Compression *compression = model->compression;
     bool is_adam = compression_is_adam(compression);
-    double beta1 = model->training.step.optimizer_options.adamw.beta1;
+    double beta1 = betas_of(model).beta1;
     double *limit = model->slice_room, *said = limit + n, *mean = said + n;
     bool *is_near = part->is_near + first;
     memset(mean, 0, (size_t)n * sizeof *mean);
@@ -196,10 +206,8 @@ static void step_weights(CompressedModel *model, int64_t n_updates, int64_t n_va
 }
 
 /* Adam by the summed gradient. */
-static void step_exactly(CompressedModel *model, int64_t index, double *norm) {
+static void step_exactly(CompressedModel *model, int64_t index, double factor) {
     const AdamwOptions *adamw = &model->training.step.optimizer_options.adamw;
-    *norm = norm_of(model->sum, model->n);
-    double factor = factor_of(*norm);
     for (int64_t i = 0; i < model->n; i++) {
         double g = model->sum[i] * factor;
         model->momentum[i] = adamw->beta1 * model->momentum[i] + (1.0 - adamw->beta1) * g;
@@ -209,24 +217,36 @@ static void step_exactly(CompressedModel *model, int64_t index, double *norm) {
     step_weights(model, index + 1, model->n_variance_updates);
 }
 
+/* Does the step end in the optimizer's own? */
+static bool is_exact(const CompressedModel *model, int64_t index) {
+    return compression_is_exact(model->compression, index) || !compression_is_adam(model->compression);
+}
+
 static void simulate_step(CompressedModel *model, int64_t index, double *norm) {
     int64_t n = model->n;
     bool is_adam = compression_is_adam(model->compression);
     memset(model->sum, 0, (size_t)n * sizeof *model->sum);
     if (compression_is_exact(model->compression, index)) {
         for (int64_t i = 0; i < n * model->n_senders; i++) model->sum[i % n] += model->gradient[i];
-        step_exactly(model, index, norm);
-        return;
+    } else {
+        *norm = norm_of(model->gradient, n * model->n_senders);
+        double factor = is_adam ? factor_of(*norm) : 1.0;
+        for (int p = 0; p < model->n_parts; p++) simulate_part(model, &model->part[p], factor);
     }
-    *norm = norm_of(model->gradient, n * model->n_senders);
-    double factor = is_adam ? factor_of(*norm) : 1.0;
-    for (int p = 0; p < model->n_parts; p++) simulate_part(model, &model->part[p], factor);
-    if (!is_adam) {
-        step_exactly(model, index, norm);
-        return;
+    if (is_exact(model, index)) *norm = norm_of(model->sum, n);
+    else {
+        if (model->before) memcpy(model->before, model->momentum, (size_t)n * sizeof *model->before);
+        memcpy(model->momentum, model->sum, (size_t)n * sizeof *model->sum);
     }
-    memcpy(model->momentum, model->sum, (size_t)n * sizeof *model->sum);
-    step_weights(model, index + 1, model->n_variance_updates);
+}
+
+void compressed_model_update(CompressedModel *model, int64_t index) {
+    if (is_exact(model, index)) {
+        double factor = factor_of(norm_of(model->sum, model->n));
+        if (model->fresh) compressed_lamb_step_exactly(model, index + 1, factor);
+        else step_exactly(model, index, factor);
+    } else if (model->fresh) compressed_lamb_step(model, index + 1);
+    else step_weights(model, index + 1, model->n_variance_updates);
 }
 
 /* ---- the parts */
@@ -310,6 +330,7 @@ Status compressed_model_open(CompressedModel *model, const VerifyOptions *option
     TrainStep *step = &model->training.step;
     TRY(executor_download_f32(&step->executor, train_step_weights(step), 0, n, model->room, error));
     for (int64_t i = 0; i < n; i++) model->weights[i] = (double)model->room[i];
+    if (compression_is_lamb(model->compression)) compressed_lamb_open(model);
     return build_parts(model, error);
 }
 

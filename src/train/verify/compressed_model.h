@@ -2,7 +2,8 @@
  *
  *     CompressedModel model;
  *     TRY(compressed_model_open(&model, options, config, layout, error));
- *     TRY(compressed_model_step(&model, i, &loss, &norm, error));       // weights, moments, errors move on
+ *     TRY(compressed_model_step(&model, i, &loss, &norm, error));       // errors and moments move on,
+ *     compressed_model_update(&model, i);                               // and weights
  *     compressed_model_close(&model);
  *
  * It is the algorithm of docs/COMPRESSION.md written down plainly, without the operations, the kernels and
@@ -44,6 +45,9 @@ typedef struct {
     float *room;                                 /* (n) */
     double *slice_room;                          /* (3, n) */
     int64_t n_variance_updates;
+    /* 1-bit LAMB (compressed_lamb.h): the variance that goes on, the momentum before the step; and of each
+     * tensor the mean of its trust ratios, and the factor. NULL: it is not. */
+    double *fresh, *before, *average, *factor;
     Arena arena;
 } CompressedModel;
 
@@ -54,5 +58,8 @@ Status compressed_model_open(CompressedModel *model, const VerifyOptions *option
                              const VerifyCase *layout, Error *error);
 void compressed_model_close(CompressedModel *model); /* after a failed open, too */
 Status compressed_model_step(CompressedModel *model, int64_t index, double *loss, double *norm, Error *error);
+
+/* Behind it, by the momentum as it is then. */
+void compressed_model_update(CompressedModel *model, int64_t index);
 
 #endif

@@ -3,30 +3,14 @@
  * Floor over the copy bandwidth: with everything in f32 24 bytes an element in the first pass (gradient,
  * weight and moments read, moments written) and 16 in the second. A tile is 8 elements a thread of one block
  * and lies within one tensor, so that a block has one sum to make; sums of tiles are added up by a second
- * kernel in a fixed order. The tensors travel as an argument of the kernels, as runs do (decay_runs.cuh);
- * more than fit are several launches. */
+ * kernel in a fixed order (lamb_table.cuh says which tile is whose). */
 #include "backend/cuda/ops/decay_runs.cuh"
+#include "backend/cuda/ops/lamb_table.cuh"
 #include "backend/cuda/ops/moments.cuh"
 
 extern "C" {
 #include "ops/update/lamb.h"
 }
-
-enum { THREADS = 256, MAX_SEGMENTS = 100 };
-static_assert((int)THREADS * VECTOR == (int)LAMB_TILE, "a tile is a block's work");
-
-/* Elements first .. end - 1 of the call, which are of one tensor or of none. */
-typedef struct {
-    int64_t first, end;
-    int end_tile; /* of the launch */
-    int tensor;   /* -1: none */
-    bool is_counted;
-} LambSegment;
-
-typedef struct {
-    int n_segments, n_tiles;
-    LambSegment segment[MAX_SEGMENTS];
-} LambTable;
 
 typedef struct {
     Memory gradient, parameter, moment1, moment2, copy;
@@ -35,44 +19,6 @@ typedef struct {
     float beta1, beta2, new1, new2, epsilon, weight_decay, max_ratio;
     uint64_t first_element; /* of all parameters, for the draws */
 } LambCall;
-
-/* ---- the tables, on the host ---- */
-
-/* How far the launches got. */
-typedef struct {
-    int64_t element;
-    int span;
-} LambWalk;
-
-static LambSegment segment_at(const LambAttributes *a, int64_t count, LambWalk *walk) {
-    const TensorSpans *spans = &a->spans;
-    int64_t shift = a->elements.first_element, first = walk->element;
-    while (walk->span < spans->n_spans && spans->span[walk->span].end - shift <= first) walk->span++;
-    const TensorSpan *span = walk->span < spans->n_spans ? &spans->span[walk->span] : NULL;
-    LambSegment segment = {first, count, 0, -1, false};
-    if (span && span->first - shift > first) {
-        segment.end = span->first - shift;
-    } else if (span) {
-        segment.end = span->end - shift;
-        segment.tensor = span->tensor;
-        segment.is_counted = span->is_counted;
-    }
-    if (segment.end > count) segment.end = count;
-    return segment;
-}
-
-/* The next launch: false when there is none. */
-static bool next_table(const LambAttributes *a, int64_t count, LambWalk *walk, LambTable *table) {
-    table->n_segments = table->n_tiles = 0;
-    while (walk->element < count && table->n_segments < MAX_SEGMENTS) {
-        LambSegment segment = segment_at(a, count, walk);
-        table->n_tiles += (int)((segment.end - segment.first + LAMB_TILE - 1) / LAMB_TILE);
-        segment.end_tile = table->n_tiles;
-        table->segment[table->n_segments++] = segment;
-        walk->element = segment.end;
-    }
-    return table->n_segments > 0;
-}
 
 static Memory whole(void *data, const Tensor *tensor) {
     return part_of(data, tensor, 0);
@@ -95,24 +41,6 @@ static LambCall call_of(const KernelCall *call) {
 }
 
 /* ---- on the device ---- */
-
-/* The segment that a tile is in. */
-DEVICE int segment_of(const LambTable &table, int tile) {
-    int low = 0, high = table.n_segments - 1;
-    while (low < high) {
-        int middle = (low + high) / 2;
-        if (tile < table.segment[middle].end_tile) high = middle;
-        else low = middle + 1;
-    }
-    return low;
-}
-
-/* This thread's first element. */
-DEVICE int64_t element_of(const LambTable &table, int segment) {
-    int first_tile = segment ? table.segment[segment - 1].end_tile : 0;
-    return table.segment[segment].first +
-           ((int64_t)((int)blockIdx.x - first_tile) * THREADS + threadIdx.x) * VECTOR;
-}
 
 /* Of moments in 8 bits records may lie in two tensors: read element by element where a part does not begin
  * at a multiple of 8. */
@@ -291,7 +219,7 @@ extern "C" Status cuda_lamb_measure(const KernelCall *call, Error *error) {
     }
     LambTable table;
     LambWalk walk = {};
-    while (next_table(a, count, &walk, &table)) {
+    while (next_table(&a->spans, a->elements.first_element, count, &walk, &table)) {
         measure_kernel<<<(unsigned)table.n_tiles, THREADS, 0, cuda_context(call)->stream>>>(arguments, table);
         TRY(cuda_launched("lamb_measure", error));
         join_kernel<<<(unsigned)table.n_segments, THREADS, 0, cuda_context(call)->stream>>>(arguments, table);
@@ -311,7 +239,7 @@ extern "C" Status cuda_lamb(const KernelCall *call, Error *error) {
     arguments.copy = whole(node->output[1] ? call->out[1] : NULL, node->output[1]);
     LambTable table;
     LambWalk walk = {};
-    while (next_table(a, tensor_count(node->output[0]), &walk, &table)) {
+    while (next_table(&a->spans, a->elements.first_element, tensor_count(node->output[0]), &walk, &table)) {
         update_kernel<<<(unsigned)table.n_tiles, THREADS, 0, cuda_context(call)->stream>>>(arguments, table);
         TRY(cuda_launched("lamb", error));
     }
