@@ -331,11 +331,12 @@ static void begin_regime(TrainStep *step, int64_t index) {
     if (!is_exact && !phase->is_frozen) step->regimes |= REGIME_FREEZE;
 }
 
-/* A variance that is frozen keeps the bias that it had then. */
+/* The bias of a variance is by how often it was updated: a frozen one keeps what it had then, and where exact
+ * steps come back it goes on from there. */
 static void freeze_correction(TrainStep *step, double rate, float *hyper) {
-    if (!(step->regimes & REGIME_COMPRESSED) || !compression_is_adam(&step->options.sync.compression)) return;
+    if (!step->compressed.comm || !compression_is_adam(&step->options.sync.compression)) return;
     float then[N_HYPER];
-    int64_t n = step->phase.n_variance_updates;
+    int64_t n = step->phase.n_variance_updates + (step->regimes == REGIME_EXACT);
     optimizer_hyper(&step->optimizer_options, rate, n > 0 ? n - 1 : 0, step->options.seed, then);
     hyper[HYPER_FRESH] = hyper[HYPER_CORRECTION2];
     hyper[HYPER_CORRECTION2] = then[HYPER_CORRECTION2];
