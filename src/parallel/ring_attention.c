@@ -177,7 +177,10 @@ Tensor *op_ring_attention(Graph *graph, Comm *comm, Tensor *qkv, Tensor *random,
         graph->node[graph->n_nodes - 1]->is_passed_by = true;
         ring.y = narrow;
     }
-    graph_record(graph, &OP_RING_ATTENTION, &ring, sizeof ring, 1, TENSORS(ring.y), 1, TENSORS(ring.y));
+    /* Names the last keys too: where a pattern leaves out parts, a rank that reads few of the keys repeats
+     * the ring as the others do (recomputation). */
+    graph_record(graph, &OP_RING_ATTENTION, &ring, sizeof ring, 2, TENSORS(ring.y, ring.last), 1,
+                 TENSORS(ring.y));
     return ring.y;
 }
 

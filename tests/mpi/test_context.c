@@ -1,6 +1,6 @@
 /* GPT whose sequences are shared among ranks (context parallelism): loss and gradients against the whole model on
  * one rank, by the ring and by all-to-all; GPT-2-like and Llama-like, grouped heads, dropout, sequences that do not
- * divide, recomputation, with tensor and sequence parallelism where the ranks allow.
+ * divide, recomputation, sparse patterns, with tensor and sequence parallelism where the ranks allow.
  *
  * Ranks: 1 2 3 4 */
 #include "comm_support.h"
@@ -18,7 +18,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-enum { B = 3, V = 29, MOST_T = 40 };
+enum { B = 3, V = 29, MOST_T = 66 };
 
 typedef struct {
     bool is_llama;
@@ -27,6 +27,7 @@ typedef struct {
     int64_t T;
     ContextStyle style;
     int recompute;
+    const char *attention;
 } Case;
 
 typedef struct {
@@ -53,7 +54,8 @@ static ModelConfig config_of(const Case *test) {
                           .tied = !test->is_llama,
                           .bias = !test->is_llama,
                           .rotary_theta = 1e4,
-                          .dropout = test->dropout};
+                          .dropout = test->dropout,
+                          .attention = test->attention};
     if (test->is_llama) {
         config.norm = NORM_RMSNORM;
         config.position = POSITION_ROTARY;
@@ -169,10 +171,11 @@ static void compare(const Model *part, const Model *whole, const char *what) {
 static void check(const Case *test, const GptSplit *split) {
     Model part, whole;
     char what[160];
-    snprintf(what, sizeof what, "%s, %s, %d/%d heads, dropout %g, %lld positions, recompute %d, cp %d, tp %d",
+    snprintf(what, sizeof what,
+             "%s, %s, %d/%d heads, dropout %g, %lld positions, %s, recompute %d, cp %d, tp %d",
              test->is_llama ? "llama" : "gpt2", context_style_names[test->style], test->n_heads,
-             test->n_kv_heads, test->dropout, (long long)test->T, test->recompute,
-             split->cp ? split->cp->size : 1, split->tp ? split->tp->size : 1);
+             test->n_kv_heads, test->dropout, (long long)test->T, test->attention ? test->attention : "dense",
+             test->recompute, split->cp ? split->cp->size : 1, split->tp ? split->tp->size : 1);
     run(&whole, test, &(GptSplit){0});
     run(&part, test, split);
     compare(&part, &whole, what);
@@ -181,10 +184,16 @@ static void check(const Case *test, const GptSplit *split) {
 }
 
 static const Case cases[] = {
-    {false, 4, 4, 0.0, 16, CONTEXT_RING, 0},       {false, 3, 3, 0.2, 13, CONTEXT_RING, 0},
-    {true, 4, 2, 0.0, 33, CONTEXT_RING, 1},        {true, 6, 1, 0.1, 8, CONTEXT_RING, 0},
-    {false, 4, 4, 0.0, 16, CONTEXT_ALL_TO_ALL, 0}, {false, 5, 5, 0.2, 13, CONTEXT_ALL_TO_ALL, 1},
-    {true, 8, 4, 0.1, 33, CONTEXT_ALL_TO_ALL, 0},
+    {false, 4, 4, 0.0, 16, CONTEXT_RING, 0, NULL},
+    {false, 3, 3, 0.2, 13, CONTEXT_RING, 0, NULL},
+    {true, 4, 2, 0.0, 33, CONTEXT_RING, 1, NULL},
+    {true, 6, 1, 0.1, 8, CONTEXT_RING, 0, NULL},
+    {false, 4, 4, 0.0, 16, CONTEXT_ALL_TO_ALL, 0, NULL},
+    {false, 5, 5, 0.2, 13, CONTEXT_ALL_TO_ALL, 1, NULL},
+    {true, 8, 4, 0.1, 33, CONTEXT_ALL_TO_ALL, 0, NULL},
+    /* Of four ranks, or two, some see no key of others: they repeat the ring as often as those that do. */
+    {true, 4, 2, 0.1, 16, CONTEXT_RING, 1, "window:2"},
+    {false, 4, 4, 0.0, 66, CONTEXT_RING, 1, "bigbird:16:1:0:0"},
 };
 
 enum { N_CASES = sizeof cases / sizeof cases[0] };

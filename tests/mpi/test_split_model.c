@@ -159,22 +159,35 @@ static void compare(const Model *part, const Model *whole, const char *what) {
     }
 }
 
-static void check(bool is_llama, int n_heads, int n_kv_heads, double dropout, bool tied, const GptSplit *way,
-                  int recompute) {
+static void check_config(const ModelConfig *config, const GptSplit *way, int recompute) {
     Model part, whole;
     GptSplit split = *way;
     char what[160];
     split.tp = &world;
-    snprintf(what, sizeof what,
-             "%s, %d/%d heads, dropout %g, tied %d, %s style, sequence %d, %d parts, recompute %d",
-             is_llama ? "llama" : "gpt2", n_heads, n_kv_heads, dropout, tied, tensor_style_names[split.style],
-             split.by_sequence, split.n_parts, recompute);
-    ModelConfig config = config_of(is_llama, n_heads, n_kv_heads, dropout, tied);
-    run(&whole, &config, (GptSplit){0}, recompute);
-    run(&part, &config, split, recompute);
+    snprintf(
+        what, sizeof what,
+        "%s, %lld/%lld heads, %lld hidden, dropout %g, tied %d, %s style, sequence %d, %d parts, recompute %d",
+        config->mlp == MLP_SWIGLU ? "llama" : "gpt2", (long long)config->n_heads,
+        (long long)config->n_kv_heads, (long long)config->n_hidden, config->dropout, config->tied,
+        tensor_style_names[split.style], split.by_sequence, split.n_parts, recompute);
+    run(&whole, config, (GptSplit){0}, recompute);
+    run(&part, config, split, recompute);
     compare(&part, &whole, what);
     close_model(&part);
     close_model(&whole);
+}
+
+static void check(bool is_llama, int n_heads, int n_kv_heads, double dropout, bool tied, const GptSplit *way,
+                  int recompute) {
+    ModelConfig config = config_of(is_llama, n_heads, n_kv_heads, dropout, tied);
+    check_config(&config, way, recompute);
+}
+
+/* Of the hidden channels all ranks but one have none: they still talk as often as it does. */
+static void check_narrow(bool is_llama, const GptSplit *way) {
+    ModelConfig config = config_of(is_llama, 2, 1, 0.1, true);
+    config.n_hidden = 1;
+    check_config(&config, way, 0);
 }
 
 static void test_split(void **state) {
@@ -196,6 +209,8 @@ static void test_split(void **state) {
         check(true, 6, 3, 0.1, true, way, 1);
         check(true, 4, 1, 0.0, false, way, 0);
         check(true, 3, 1, 0.0, true, way, 0); /* four ranks: one has no head, three share keys */
+        check_narrow(false, way);
+        check_narrow(true, way);
     }
 }
 

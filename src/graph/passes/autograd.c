@@ -22,7 +22,8 @@
 typedef struct {
     Tensor *gradient;
     bool is_written;       /* a node has written (or shared) all of it */
-    int64_t written_parts; /* elements written through views */
+    bool has_parts;        /* nodes have written views of it: */
+    int64_t written_parts; /* so many of its elements, 0 of an empty one */
     int position;          /* index of the producer in the forward order, -1 for inputs and parameters */
 } Slot;
 
@@ -99,9 +100,9 @@ static Tensor *contribution(Autograd *autograd, Tensor *target, WriteMode *mode)
     Tensor *gradient = root_gradient(autograd, root);
     bool first;
     if (target == root) {
-        first = !slot->is_written && !slot->written_parts;
+        first = !slot->is_written && !slot->has_parts;
         graph_check(autograd->graph,
-                    slot->is_written || !slot->written_parts || slot->written_parts == tensor_count(root),
+                    slot->is_written || !slot->has_parts || slot->written_parts == tensor_count(root),
                     "autograd: the gradient of %s is added to while only parts of it are written",
                     root->name);
         if (!first && is_shared_with_unread(autograd, root)) {
@@ -119,6 +120,7 @@ static Tensor *contribution(Autograd *autograd, Tensor *target, WriteMode *mode)
         first = !slot->is_written && !is_part_written(autograd, target, root);
         part->is_written = true;
         if (first) slot->written_parts += tensor_count(target);
+        slot->has_parts = true;
         if (!part->gradient) {
             part->gradient = graph_view(autograd->graph, gradient, target->shape, tensor_root_element(target),
                                         arena_printf(&autograd->graph->arena, "d %s", target->name));
@@ -135,11 +137,11 @@ Graph *autograd_graph(const Autograd *autograd) {
 
 Tensor *autograd_gradient(Autograd *autograd, Tensor *tensor) {
     Slot *slot = &autograd->slot[tensor->id];
-    if (!tensor->base && slot->written_parts) {
+    if (!tensor->base && slot->has_parts) {
         graph_check(autograd->graph, slot->is_written || slot->written_parts == tensor_count(tensor),
                     "autograd: only parts of the gradient of %s are computed", tensor->name);
     }
-    return slot->is_written || slot->written_parts ? slot->gradient : NULL;
+    return slot->is_written || slot->has_parts ? slot->gradient : NULL;
 }
 
 bool autograd_is_only_reader(const Autograd *autograd, const Node *node, Tensor *tensor) {
@@ -176,7 +178,7 @@ Node *autograd_record(Autograd *autograd, const Op *op, const void *attributes, 
 void autograd_share(Autograd *autograd, Tensor *tensor, Tensor *gradient) {
     if (!tensor->needs_gradient) return;
     Slot *slot = &autograd->slot[tensor->id];
-    if (tensor->base || is_parameter(tensor) || slot->is_written || slot->written_parts) {
+    if (tensor->base || is_parameter(tensor) || slot->is_written || slot->has_parts) {
         autograd_record(autograd, autograd->options->copy, NULL, 0, 1, TENSORS(gradient), 1, TENSORS(tensor));
         return;
     }

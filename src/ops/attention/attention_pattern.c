@@ -29,8 +29,8 @@ static Status check_numbers(const AttentionPattern *pattern, const char *text, i
     for (int i = 0; i < kinds[pattern->kind].n_numbers; i++) {
         bool may_be_none = pattern->kind == PATTERN_BIGBIRD && i >= 2;
         if (number[i] > (may_be_none ? -1 : 0) && number[i] <= PATTERN_MAX_NUMBER) continue;
-        return error_user(error, "attention pattern '%.*s': number %d is not one of %d to %d", n, text, i + 1,
-                          may_be_none ? 0 : 1, PATTERN_MAX_NUMBER);
+        return error_user(error, "attention pattern '%.*s': its number %d is %d; choose one from %d to %d", n,
+                          text, i + 1, number[i], may_be_none ? 0 : 1, PATTERN_MAX_NUMBER);
     }
     if (pattern->kind == PATTERN_FIXED && number[1] > number[0])
         return error_user(error,
