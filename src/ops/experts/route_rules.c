@@ -67,16 +67,14 @@ static bool is_above(float score, float other) {
     return score > other || (isnan(other) && !isnan(score));
 }
 
-/* The n_wishes largest scores, of equal ones the first. */
+/* The n_wishes largest scores, of equal ones the first. Most are below the least that is kept so far. */
 static void largest(const float *score, int n_experts, int n_wishes, int *wish) {
-    bool is_taken[ROUTE_MAX_EXPERTS];
-    memset(is_taken, 0, (size_t)n_experts * sizeof *is_taken);
-    for (int s = 0; s < n_wishes; s++) {
-        int best = -1;
-        for (int e = 0; e < n_experts; e++)
-            if (!is_taken[e] && (best < 0 || is_above(score[e], score[best]))) best = e;
-        wish[s] = best;
-        if (best >= 0) is_taken[best] = true;
+    int n = 0;
+    for (int e = 0; e < n_experts; e++) {
+        if (n == n_wishes && !is_above(score[e], score[wish[n - 1]])) continue;
+        int s = n < n_wishes ? n++ : n - 1;
+        for (; s > 0 && is_above(score[e], score[wish[s - 1]]); s--) wish[s] = wish[s - 1];
+        wish[s] = e;
     }
 }
 
@@ -95,14 +93,12 @@ static GateRule gate_rule(const RouteAttributes *a) {
     return a->n_chosen > 1 ? OVER_WISHES : OVER_ALL;
 }
 
-/* A token's wishes, and the gate of each. score and p: (E) of scratch. */
-static void wishes_of(const RouteInputs *in, int64_t n, float *score, int *wish, float *gate) {
+/* The gate of each of a token's wishes. score: (E) what they were chosen by, and scratch. */
+static void gates_of(const RouteInputs *in, int64_t n, float *score, const int *wish, float *gate) {
     const RouteAttributes *a = in->a;
     int K = a->n_chosen;
     const float *logits = in->logits + n * a->n_experts;
     GateRule rule = gate_rule(a);
-    token_scores(in, n, score);
-    largest(score, a->n_experts, K, wish);
     const float *weighed = a->kind == ROUTER_NOISY_TOPK ? score : logits;
     if (rule == OVER_ALL) {
         softmax(in, n, score);
@@ -116,6 +112,29 @@ static void wishes_of(const RouteInputs *in, int64_t n, float *score, int *wish,
     if (rule == BY_SIGMOID && K == 1) return;
     if (sum < 1e-20f) sum = 1e-20f; /* sigmoids of nothing but very negative numbers */
     for (int s = 0; s < K; s++) gate[s] /= sum;
+}
+
+/* A token's wishes, and the gate of each. score: (E) of scratch. */
+static void wishes_of(const RouteInputs *in, int64_t n, float *score, int *wish, float *gate) {
+    token_scores(in, n, score);
+    largest(score, in->a->n_experts, in->a->n_chosen, wish);
+    gates_of(in, n, score, wish, gate);
+}
+
+/* The same, where it is known what came of the wishes: all of them, in most tokens. */
+static void wishes_again(const RouteInputs *in, int64_t n, const int32_t *choice, float *score, int *wish,
+                         float *gate) {
+    bool all_came_true = true;
+    for (int s = 0; s < in->a->n_chosen; s++) {
+        wish[s] = choice[s];
+        all_came_true &= choice[s] >= 0;
+    }
+    if (!all_came_true) {
+        wishes_of(in, n, score, wish, gate);
+        return;
+    }
+    if (in->a->kind == ROUTER_NOISY_TOPK) token_scores(in, n, score);
+    gates_of(in, n, score, wish, gate);
 }
 
 /* GShard's second wish is given up by chance, more often where its gate is small. */
@@ -221,7 +240,7 @@ static void gates_backward(const RouteInputs *in, int64_t n, const float *dgates
         softmax_backward(E, score, dlogits);
         return;
     }
-    wishes_of(in, n, score, wish, gate);
+    wishes_again(in, n, choice, score, wish, gate);
     for (int s = 0; s < K; s++) {
         dot += choice[s] < 0 ? 0.0f : gate[s] * dgates[s];
         if (rule == BY_SIGMOID) sum += sigmoid(in->logits[n * E + wish[s]]);
@@ -284,15 +303,16 @@ void route_count_group(const RouteInputs *in, int64_t group, const int32_t *choi
     if (group * in->T >= in->n_there) return;
     route_shares(in, group, choice, shares);
     for (int64_t n = group * in->T; n < (group + 1) * in->T; n++) {
-        double log_sum = (double)softmax(in, n, p);
+        float log_sum = softmax(in, n, p);
+        const float *logits = in->logits + n * E;
         for (int s = 0; s < S; s++)
             if (choice[n * S + s] >= 0) sums[choice[n * S + s]] += 1.0;
-        for (int e = 0; e < E; e++) {
-            counts[ROUTE_ENTROPY] -= p[e] > 0.0f ? (double)(p[e] * logf(p[e])) : 0.0;
+        for (int e = 0; e < E; e++) { /* -log p = log_sum - logit */
+            counts[ROUTE_ENTROPY] += p[e] > 0.0f ? (double)(p[e] * (log_sum - logits[e])) : 0.0;
             balance += (double)shares[e] * (double)p[e];
         }
         counts[ROUTE_DROPPED] += n_dropped(in, n, choice);
-        counts[ROUTE_Z] += log_sum * log_sum;
+        counts[ROUTE_Z] += (double)log_sum * (double)log_sum;
     }
     counts[ROUTE_TOKENS] = (double)in->T;
     counts[ROUTE_BALANCE] = balance * (double)E / (double)in->T;
