@@ -146,7 +146,7 @@ static bool is_given_up(const RouteInputs *in, int64_t n, int s, float gate) {
 void route_token(const RouteInputs *in, int64_t n, float *gates, int32_t *choice) {
     const RouteAttributes *a = in->a;
     float score[ROUTE_MAX_EXPERTS];
-    int wish[ROUTE_MAX_CHOSEN];
+    int wish[ROUTE_MAX_CHOSEN] = {0};
     bool is_there = n < in->n_there, by_expert = a->kind == ROUTER_EXPERT_CHOICE;
     int S = route_n_slots(a);
     if (is_there && by_expert) softmax(in, n, gates);
@@ -204,7 +204,7 @@ void route_take(const RouteInputs *in, int64_t group, int expert, float *gates, 
 void route_shares(const RouteInputs *in, int64_t group, const int32_t *choice, float *shares) {
     const RouteAttributes *a = in->a;
     float score[ROUTE_MAX_EXPERTS];
-    int wish[ROUTE_MAX_CHOSEN], E = a->n_experts, K = a->n_chosen;
+    int wish[ROUTE_MAX_CHOSEN] = {0}, E = a->n_experts, K = a->n_chosen;
     bool is_known = !a->capacity && a->kind != ROUTER_GSHARD; /* every wish came true */
     for (int e = 0; e < E; e++) shares[e] = a->kind == ROUTER_EXPERT_CHOICE ? 1.0f / (float)E : 0.0f;
     if (a->kind == ROUTER_EXPERT_CHOICE) return;
@@ -229,8 +229,8 @@ static void softmax_backward(int E, const float *p, float *dp) {
 static void gates_backward(const RouteInputs *in, int64_t n, const float *dgates, const int32_t *choice,
                            float *dlogits, float *dnoise) {
     const RouteAttributes *a = in->a;
-    float score[ROUTE_MAX_EXPERTS], gate[ROUTE_MAX_CHOSEN], dot = 0.0f, sum = 0.0f;
-    int wish[ROUTE_MAX_CHOSEN], E = a->n_experts, K = a->n_chosen;
+    float score[ROUTE_MAX_EXPERTS], gate[ROUTE_MAX_CHOSEN] = {0}, dot = 0.0f, sum = 0.0f;
+    int wish[ROUTE_MAX_CHOSEN] = {0}, E = a->n_experts, K = a->n_chosen;
     GateRule rule = gate_rule(a);
     if (a->kind == ROUTER_EXPERT_CHOICE || rule == OVER_ALL) {
         int S = route_n_slots(a);
@@ -285,8 +285,8 @@ static int n_dropped(const RouteInputs *in, int64_t n, const int32_t *choice) {
     if (a->kind == ROUTER_EXPERT_CHOICE) return n_empty == S;
     if (!a->capacity) return 0;
     if (a->kind == ROUTER_GSHARD && choice[n * S + 1] < 0) {
-        float score[ROUTE_MAX_EXPERTS], gate[ROUTE_MAX_CHOSEN];
-        int wish[ROUTE_MAX_CHOSEN];
+        float score[ROUTE_MAX_EXPERTS], gate[ROUTE_MAX_CHOSEN] = {0};
+        int wish[ROUTE_MAX_CHOSEN] = {0};
         wishes_of(in, n, score, wish, gate);
         n_empty -= is_given_up(in, n, 1, gate[1]);
     }
