@@ -203,6 +203,7 @@ static Status refuse_ignored(const TrainRun *run, Error *error) {
         {"schedule", "--pp 2 or more", train_has_pipeline(run)},
         {"chunks", "--pp 2 or more", train_has_pipeline(run)},
         {"stages", "--pp 2 or more", train_has_pipeline(run)},
+        {"recompute-stages", "--pp 2 or more", train_has_pipeline(run)},
     };
     return options_refuse_idle(&run->options, rules, sizeof rules / sizeof rules[0], OPTION_FROM_COMMAND,
                                error);

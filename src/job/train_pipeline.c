@@ -4,6 +4,8 @@
 
 #include "train/model_mesh.h"
 
+#include <stdlib.h>
+
 bool train_has_pipeline(const TrainRun *run) {
     return run->shape.size[AXIS_PP] > 1;
 }
@@ -97,12 +99,42 @@ static Status check_others(const TrainRun *run, Error *error) {
     return STATUS_OK;
 }
 
+/* --recompute-stages: a number a stage. */
+static Status parse_recompute(TrainRun *run, Error *error) {
+    enum { MOST = 1000 };
+    const char *text = run->values.parallel.recompute, *at = text;
+    int n_stages = run->layout.n_stages, n = 0;
+    if (run->values.train.recompute)
+        return error_user(error,
+                          "--recompute-stages %s says of each stage what --recompute %lld says of "
+                          "all; give one of them",
+                          text, (long long)run->values.train.recompute);
+    run->recompute = ARENA_ARRAY(&run->options.arena, int64_t, n_stages);
+    for (bool is_more = true; is_more; n++) {
+        char *end;
+        long long value = *at >= '0' && *at <= '9' ? strtoll(at, &end, 10) : -1;
+        if (value < 0 || value > MOST || (*end && *end != ','))
+            return error_user(error,
+                              "--recompute-stages %s: number %d is not one from 0 to %d; give one for "
+                              "each of %d stages, separated by commas",
+                              text, n + 1, MOST, n_stages);
+        if (n < n_stages) run->recompute[n] = value;
+        is_more = *end == ',';
+        at = end + is_more;
+    }
+    if (n != n_stages)
+        return error_user(error, "--recompute-stages %s is of %d stage%s; --pp %d has %d", text, n,
+                          n == 1 ? "" : "s", n_stages, n_stages);
+    return STATUS_OK;
+}
+
 Status train_pipeline_complete(TrainRun *run, Error *error) {
     const TrainOptions *train = &run->values.train;
     const char *text = run->values.parallel.stages;
     if (!train_has_pipeline(run)) return STATUS_OK;
     ScheduleShape shape = shape_of(run, train->micro_batch);
     TRY(check_others(run, error));
+    if (*run->values.parallel.recompute) TRY(parse_recompute(run, error));
     TRY(schedule_check_shape(run->layout.kind, &shape, error));
     StagesOptions options = {.schedule = run->layout.kind,
                              .shape = shape,

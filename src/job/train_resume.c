@@ -157,6 +157,8 @@ static bool is_of_other_pipeline(const TrainRun *run, const char *name, const Op
         int n_chunks = schedule_info((ScheduleKind)now->schedule)->default_chunks;
         return was->n_chunks > 0 && now->schedule != was->schedule && was->n_chunks != n_chunks;
     }
+    if (strcmp(name, "recompute-stages") == 0)
+        return *was->recompute && now->size[AXIS_PP] != was->size[AXIS_PP];
     return strcmp(name, "stages") == 0 && *was->stages && n_virtual_stages(now) != n_virtual_stages(was);
 }
 

@@ -182,6 +182,8 @@ TrainerSetup train_setup(TrainRun *run) {
                           .part = &run->part,
                           .saving = run->saving.size > 1 ? &run->saving : NULL,
                           .parallel = &values->parallel,
+                          .recompute = run->recompute ? run->recompute[run->mesh.coordinate[AXIS_PP]]
+                                                      : values->train.recompute,
                           .async = &run->async,
                           .offload = &run->offload,
                           .compression = &run->compression,

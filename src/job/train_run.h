@@ -82,6 +82,7 @@ struct TrainRun {
     Mesh mesh;
     PipelineLayout layout; /* of pp */
     Stages stages;         /* which blocks each has, where there are several */
+    int64_t *recompute;    /* --recompute-stages, a number a stage; NULL: --recompute */
     Pipeline pipeline;
     ParameterPart part;            /* what of the model this rank has */
     Comm saving;                   /* of all ranks, for checkpoints */

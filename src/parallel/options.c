@@ -46,6 +46,9 @@ const OptionSpec parallel_option_specs[] = {
         "stages", ParallelOptions, stages, "", "N,N,...",
         "blocks of each part of the pipeline, in the order of the model, as 3,3,4,2; default: balanced by "
         "FLOPs, embedding and head counted"),
+    OPTION_STRING("recompute-stages", ParallelOptions, recompute, "", "N,N,...",
+                  "--recompute of each stage of the pipeline, as 1,1,0,0: the first ones hold the most "
+                  "micro-batches"),
     OPTION_INT("cp", ParallelOptions, size[AXIS_CP], 1, 1, MANY,
                "context parallelism: ranks that divide the positions of each sequence"),
     OPTION_CHOICE("cp-style", ParallelOptions, context, CONTEXT_RING, context_style_names,

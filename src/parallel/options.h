@@ -18,6 +18,7 @@ typedef struct {
     int schedule;          /* ScheduleKind, of pp */
     int64_t n_chunks;      /* parts of the model on each stage; 0: the schedule's own number */
     const char *stages;    /* blocks of each part; "": balanced */
+    const char *recompute; /* of each stage; "": --recompute */
     int64_t zero;
     const char *compress;        /* see compression_parse */
     const char *compress_warmup; /* a number, or "auto" */

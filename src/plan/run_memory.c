@@ -24,7 +24,7 @@ static Status plan_choice(void *context, const MemoryChoice *choice, uint64_t *n
     TrainerSetup setup = present->setup;
     options.batch = choice->batch;
     if (choice->micro_batch != present->step.B) options.micro_batch = choice->micro_batch;
-    options.recompute = choice->recompute;
+    options.recompute = setup.recompute = choice->recompute;
     options.precision = choice->precision;
     setup.options = &options;
     Offload offload = present->step.options.offload;

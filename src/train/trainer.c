@@ -79,7 +79,7 @@ static StepOptions step_options(const TrainerSetup *setup) {
     StepOptions step = {.batch = options->batch,
                         .micro_batch = options->micro_batch,
                         .T = options->sequence,
-                        .recompute = options->recompute,
+                        .recompute = setup->recompute,
                         .loss_chunk = options->loss_chunk,
                         .by_sequence = setup->parallel && setup->parallel->by_sequence,
                         .tensor_chunks = tensor_chunks(setup),

@@ -39,6 +39,7 @@ typedef struct {
     const ParameterPart *part; /* what of the model this rank has; NULL: all of it */
     Comm *saving; /* of all ranks, used by nobody else: checkpoints are written beside the training */
     const ParallelOptions *parallel;
+    int64_t recompute;              /* as in the options, of this rank's stage */
     const AsyncOptions *async;      /* complete; NULL: exact */
     const Offload *offload;         /* NULL: nothing is offloaded */
     const Compression *compression; /* complete; NULL: none */

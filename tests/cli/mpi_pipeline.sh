@@ -41,10 +41,22 @@ done <<END
 3 --pp 3 --schedule gpipe --micro-batch 4
 3 --pp 3 --stages 5,6,5 --micro-batch 1
 2 --pp 2 --schedule interleaved --chunks 3 --recompute 1
+3 --pp 3 --recompute-stages 2,0,1 --micro-batch 1
+4 --pp 2 --tp 2 --schedule zb-h1 --recompute-stages 1,0
 3 --pp 3 --schedule zb-h1
 4 --pp 2 --tp 2 --schedule zb-h2
 4 --pp 2 --dp 2 --schedule zb-v --zero 2
 END
+
+# Each stage recomputes by itself: the first one's frames are those of a run that recomputes everywhere, or of one that does not.
+frame_of() {
+    ranks 2 "${small[@]}" --pp 2 --micro-batch 1 --print-program "$@"
+    sed -nE 's/^ *([0-9]+) bytes a frame.*/\1/p' out | sort -n | tail -n 1
+}
+kept=$(frame_of) everywhere=$(frame_of --recompute 1)
+((everywhere > 0 && everywhere * 4 < kept)) || fail "frames of $kept bytes, and of $everywhere with --recompute"
+[[ $(frame_of --recompute-stages 1,0) == "$everywhere" ]] || fail "the first stage does not recompute by itself"
+[[ $(frame_of --recompute-stages 0,1) == "$kept" ]] || fail "the first stage recomputes because the second does"
 
 # Without a flush weights are late: other numbers, and every run has the same ones (what they are: pgpt verify).
 for schedule in pipedream pipedream-2bw; do
@@ -169,6 +181,9 @@ no '/--pp 2 --dp 2 does not multiply to the 3 ranks of this run; start 4 ranks \
 no '/--schedule pipedream-2bw needs as many micro-batches in a step as there are stages: with --pp 3 at least 3, not 2; .*--pp 2/' 3 --pp 3 \
     --schedule pipedream-2bw --micro-batch 4
 no '/--stages 3,3 names 2 stages; --pp 3 has 3 in the order of the model, as /' 3 --pp 3 --stages 3,3
+no '/--recompute-stages 1,0,1 is of 3 stages; --pp 2 has 2/' 2 --pp 2 --recompute-stages 1,0,1
+no '/--recompute-stages 1,x: number 2 is not one from 0 to 1000; /' 2 --pp 2 --recompute-stages 1,x
+no '/--recompute-stages 1,0 says of each stage what --recompute 1 says of all; /' 2 --pp 2 --recompute-stages 1,0 --recompute 1
 no '/--stages 8,x: number 2 is not a number of blocks, 1 or more; /' 2 --pp 2 --stages 8,x
 no '/--stages 8,9 has 17 blocks and the model 16; /' 2 --pp 2 --stages 8,9
 no '/--schedule 1f1b has one chunk a stage, not 2; leave --chunks out, or choose --schedule interleaved/' 2 --pp 2 --chunks 2

@@ -67,16 +67,14 @@ static bool is_above(float score, float other) {
     return score > other || (isnan(other) && !isnan(score));
 }
 
-/* The n_wishes largest scores, of equal ones the first. */
+/* The n_wishes largest scores, of equal ones the first. Most are below the least that is kept so far. */
 static void largest(const float *score, int n_experts, int n_wishes, int *wish) {
-    bool is_taken[ROUTE_MAX_EXPERTS];
-    memset(is_taken, 0, (size_t)n_experts * sizeof *is_taken);
-    for (int s = 0; s < n_wishes; s++) {
-        int best = -1;
-        for (int e = 0; e < n_experts; e++)
-            if (!is_taken[e] && (best < 0 || is_above(score[e], score[best]))) best = e;
-        wish[s] = best;
-        if (best >= 0) is_taken[best] = true;
+    int n = 0;
+    for (int e = 0; e < n_experts; e++) {
+        if (n == n_wishes && !is_above(score[e], score[wish[n - 1]])) continue;
+        int s = n < n_wishes ? n++ : n - 1;
+        for (; s > 0 && is_above(score[e], score[wish[s - 1]]); s--) wish[s] = wish[s - 1];
+        wish[s] = e;
     }
 }
 
@@ -95,14 +93,12 @@ static GateRule gate_rule(const RouteAttributes *a) {
     return a->n_chosen > 1 ? OVER_WISHES : OVER_ALL;
 }
 
-/* A token's wishes, and the gate of each. score and p: (E) of scratch. */
-static void wishes_of(const RouteInputs *in, int64_t n, float *score, int *wish, float *gate) {
+/* The gate of each of a token's wishes. score: (E) what they were chosen by, and scratch. */
+static void gates_of(const RouteInputs *in, int64_t n, float *score, const int *wish, float *gate) {
     const RouteAttributes *a = in->a;
     int K = a->n_chosen;
     const float *logits = in->logits + n * a->n_experts;
     GateRule rule = gate_rule(a);
-    token_scores(in, n, score);
-    largest(score, a->n_experts, K, wish);
     const float *weighed = a->kind == ROUTER_NOISY_TOPK ? score : logits;
     if (rule == OVER_ALL) {
         softmax(in, n, score);
@@ -118,6 +114,29 @@ static void wishes_of(const RouteInputs *in, int64_t n, float *score, int *wish,
     for (int s = 0; s < K; s++) gate[s] /= sum;
 }
 
+/* A token's wishes, and the gate of each. score: (E) of scratch. */
+static void wishes_of(const RouteInputs *in, int64_t n, float *score, int *wish, float *gate) {
+    token_scores(in, n, score);
+    largest(score, in->a->n_experts, in->a->n_chosen, wish);
+    gates_of(in, n, score, wish, gate);
+}
+
+/* The same, where it is known what came of the wishes: all of them, in most tokens. */
+static void wishes_again(const RouteInputs *in, int64_t n, const int32_t *choice, float *score, int *wish,
+                         float *gate) {
+    bool all_came_true = true;
+    for (int s = 0; s < in->a->n_chosen; s++) {
+        wish[s] = choice[s];
+        all_came_true &= choice[s] >= 0;
+    }
+    if (!all_came_true) {
+        wishes_of(in, n, score, wish, gate);
+        return;
+    }
+    if (in->a->kind == ROUTER_NOISY_TOPK) token_scores(in, n, score);
+    gates_of(in, n, score, wish, gate);
+}
+
 /* GShard's second wish is given up by chance, more often where its gate is small. */
 static bool is_given_up(const RouteInputs *in, int64_t n, int s, float gate) {
     return in->a->kind == ROUTER_GSHARD && s == 1 && draws(in) &&
@@ -127,7 +146,7 @@ static bool is_given_up(const RouteInputs *in, int64_t n, int s, float gate) {
 void route_token(const RouteInputs *in, int64_t n, float *gates, int32_t *choice) {
     const RouteAttributes *a = in->a;
     float score[ROUTE_MAX_EXPERTS];
-    int wish[ROUTE_MAX_CHOSEN];
+    int wish[ROUTE_MAX_CHOSEN] = {0};
     bool is_there = n < in->n_there, by_expert = a->kind == ROUTER_EXPERT_CHOICE;
     int S = route_n_slots(a);
     if (is_there && by_expert) softmax(in, n, gates);
@@ -185,7 +204,7 @@ void route_take(const RouteInputs *in, int64_t group, int expert, float *gates, 
 void route_shares(const RouteInputs *in, int64_t group, const int32_t *choice, float *shares) {
     const RouteAttributes *a = in->a;
     float score[ROUTE_MAX_EXPERTS];
-    int wish[ROUTE_MAX_CHOSEN], E = a->n_experts, K = a->n_chosen;
+    int wish[ROUTE_MAX_CHOSEN] = {0}, E = a->n_experts, K = a->n_chosen;
     bool is_known = !a->capacity && a->kind != ROUTER_GSHARD; /* every wish came true */
     for (int e = 0; e < E; e++) shares[e] = a->kind == ROUTER_EXPERT_CHOICE ? 1.0f / (float)E : 0.0f;
     if (a->kind == ROUTER_EXPERT_CHOICE) return;
@@ -210,8 +229,8 @@ static void softmax_backward(int E, const float *p, float *dp) {
 static void gates_backward(const RouteInputs *in, int64_t n, const float *dgates, const int32_t *choice,
                            float *dlogits, float *dnoise) {
     const RouteAttributes *a = in->a;
-    float score[ROUTE_MAX_EXPERTS], gate[ROUTE_MAX_CHOSEN], dot = 0.0f, sum = 0.0f;
-    int wish[ROUTE_MAX_CHOSEN], E = a->n_experts, K = a->n_chosen;
+    float score[ROUTE_MAX_EXPERTS], gate[ROUTE_MAX_CHOSEN] = {0}, dot = 0.0f, sum = 0.0f;
+    int wish[ROUTE_MAX_CHOSEN] = {0}, E = a->n_experts, K = a->n_chosen;
     GateRule rule = gate_rule(a);
     if (a->kind == ROUTER_EXPERT_CHOICE || rule == OVER_ALL) {
         int S = route_n_slots(a);
@@ -221,7 +240,7 @@ static void gates_backward(const RouteInputs *in, int64_t n, const float *dgates
         softmax_backward(E, score, dlogits);
         return;
     }
-    wishes_of(in, n, score, wish, gate);
+    wishes_again(in, n, choice, score, wish, gate);
     for (int s = 0; s < K; s++) {
         dot += choice[s] < 0 ? 0.0f : gate[s] * dgates[s];
         if (rule == BY_SIGMOID) sum += sigmoid(in->logits[n * E + wish[s]]);
@@ -266,8 +285,8 @@ static int n_dropped(const RouteInputs *in, int64_t n, const int32_t *choice) {
     if (a->kind == ROUTER_EXPERT_CHOICE) return n_empty == S;
     if (!a->capacity) return 0;
     if (a->kind == ROUTER_GSHARD && choice[n * S + 1] < 0) {
-        float score[ROUTE_MAX_EXPERTS], gate[ROUTE_MAX_CHOSEN];
-        int wish[ROUTE_MAX_CHOSEN];
+        float score[ROUTE_MAX_EXPERTS], gate[ROUTE_MAX_CHOSEN] = {0};
+        int wish[ROUTE_MAX_CHOSEN] = {0};
         wishes_of(in, n, score, wish, gate);
         n_empty -= is_given_up(in, n, 1, gate[1]);
     }
@@ -284,15 +303,16 @@ void route_count_group(const RouteInputs *in, int64_t group, const int32_t *choi
     if (group * in->T >= in->n_there) return;
     route_shares(in, group, choice, shares);
     for (int64_t n = group * in->T; n < (group + 1) * in->T; n++) {
-        double log_sum = (double)softmax(in, n, p);
+        float log_sum = softmax(in, n, p);
+        const float *logits = in->logits + n * E;
         for (int s = 0; s < S; s++)
             if (choice[n * S + s] >= 0) sums[choice[n * S + s]] += 1.0;
-        for (int e = 0; e < E; e++) {
-            counts[ROUTE_ENTROPY] -= p[e] > 0.0f ? (double)(p[e] * logf(p[e])) : 0.0;
+        for (int e = 0; e < E; e++) { /* -log p = log_sum - logit */
+            counts[ROUTE_ENTROPY] += p[e] > 0.0f ? (double)(p[e] * (log_sum - logits[e])) : 0.0;
             balance += (double)shares[e] * (double)p[e];
         }
         counts[ROUTE_DROPPED] += n_dropped(in, n, choice);
-        counts[ROUTE_Z] += log_sum * log_sum;
+        counts[ROUTE_Z] += (double)log_sum * (double)log_sum;
     }
     counts[ROUTE_TOKENS] = (double)in->T;
     counts[ROUTE_BALANCE] = balance * (double)E / (double)in->T;

@@ -2,12 +2,14 @@
  * fewer rows, so it runs at that speed, and a single expert gives its bits. How many rows each has is known
  * when it runs; the scratch is for as many as there may be.
  *
- * An expert with many rows is computed by all threads together. Where experts are many, each is little work,
- * and threads would wait for each other more often than they compute: those are a single thread's each, all
- * in one go. The bits are the same either way. */
+ * Threads that compute an expert together meet three times. Experts are a thread's each where that shares out
+ * the work as well: the largest first, whoever is free takes the next, and nobody waits before the end. Those
+ * that are too large for it come before, each by all threads. The bits are the same either way. */
 #include "backend/cpu/gemm/gemm.h"
 #include "backend/cpu/reduce.h"
 #include "ops/experts/experts.h"
+
+#include <stdlib.h>
 
 #ifdef _OPENMP
 #    include <omp.h>
@@ -28,12 +30,16 @@ static GemmActivation activation_of(Activation activation) {
 
 /* ---- who computes which expert ---- */
 
-/* An expert with less than this part of a thread's share of all rows is one thread's. */
-enum { SMALL_PART = 8 };
+enum {
+    LARGE_PART = 2, /* an expert with more than this part of a thread's share of all rows is everybody's; */
+    SMALL_PART = 8, /* one with less than this part of it is always one thread's; */
+    WAIT_PART = 16, /* and what threads wait for the last one at the end may be this part of it */
+    MOST_THREADS = 256
+};
 
-/* The most rows that such an expert has. */
+/* The most rows that an expert has which is one thread's. */
 static int64_t small_rows(int64_t n_rows, int n_threads) {
-    return n_threads > 1 ? n_rows / ((int64_t)SMALL_PART * n_threads) : 0;
+    return n_threads > 1 && n_threads <= MOST_THREADS ? n_rows / ((int64_t)LARGE_PART * n_threads) : 0;
 }
 
 /* Offsets (E+1), and what each thread needs for an expert of its own. */
@@ -47,21 +53,61 @@ static int64_t rows_of(const ExpertWork *work, int64_t expert) {
     return work->offsets[expert + 1] - work->offsets[expert];
 }
 
+/* An expert in the order of who has most rows; of equal ones the first. */
+typedef struct {
+    int32_t rows, expert;
+} SortedExpert;
+
+static int by_rows(const void *a, const void *b) {
+    const SortedExpert *x = a, *y = b;
+    return x->rows != y->rows ? (x->rows < y->rows) - (x->rows > y->rows) : x->expert - y->expert;
+}
+
+/* Rows of the thread that ends last, if each that is free takes the next of these. */
+static int64_t longest_share(const SortedExpert *sorted, int64_t n, int n_threads) {
+    int64_t share[MOST_THREADS] = {0}, longest = 0;
+    for (int64_t i = 0; i < n && sorted[i].rows; i++) {
+        int least = 0;
+        for (int thread = 1; thread < n_threads; thread++)
+            if (share[thread] < share[least]) least = thread;
+        share[least] += sorted[i].rows;
+        if (share[least] > longest) longest = share[least];
+    }
+    return longest;
+}
+
+/* How many of the largest experts are computed by all threads together: as few as let the rest be shared out
+ * evenly. A few numbers are tried. */
+static int64_t n_together(const SortedExpert *sorted, int64_t n_experts, int64_t n_rows, int n_threads) {
+    int64_t most = small_rows(n_rows, n_threads), n = 0, n_most, rows_left = n_rows;
+    int64_t wait = n_rows / ((int64_t)WAIT_PART * n_threads), tried = 0;
+    if (!most) return n_experts;
+    while (n < n_experts && sorted[n].rows > most) rows_left -= sorted[n++].rows;
+    for (n_most = n; n_most < n_experts; n_most++)
+        if (sorted[n_most].rows <= n_rows / ((int64_t)SMALL_PART * n_threads)) break;
+    while (n < n_most) {
+        if (longest_share(sorted + n, n_experts - n, n_threads) - rows_left / n_threads <= wait) break;
+        int64_t next = n + 1 + tried++ / 2 * 2;
+        while (n < n_most && n < next) rows_left -= sorted[n++].rows;
+    }
+    return n;
+}
+
 /* The kernel of one expert, by so many threads, in scratch of theirs. */
 typedef void (*ExpertKernel)(const KernelCall *call, int64_t expert, void *scratch, int n_threads);
 
 static void for_experts(const KernelCall *call, const ExpertWork *work, ExpertKernel kernel) {
-    int64_t most = small_rows(work->offsets[work->n_experts], call->n_threads), n_small = 0;
-    for (int64_t e = 0; e < work->n_experts; e++) {
-        if (rows_of(work, e) <= most) n_small++;
-        else kernel(call, e, call->scratch, call->n_threads);
-    }
-    if (!n_small) return;
+    SortedExpert sorted[ROUTE_MAX_EXPERTS];
+    for (int64_t e = 0; e < work->n_experts; e++)
+        sorted[e] = (SortedExpert){(int32_t)rows_of(work, e), (int32_t)e};
+    if (call->n_threads > 1) qsort(sorted, (size_t)work->n_experts, sizeof *sorted, by_rows);
+    int64_t first = n_together(sorted, work->n_experts, work->offsets[work->n_experts], call->n_threads);
+    for (int64_t i = 0; i < first; i++) kernel(call, sorted[i].expert, call->scratch, call->n_threads);
+    if (first == work->n_experts) return;
 #pragma omp parallel for schedule(dynamic) num_threads(call->n_threads)
-    for (int64_t e = 0; e < work->n_experts; e++) {
-        char *scratch = (char *)call->scratch + work->small_bytes * (size_t)omp_get_thread_num();
-        if (rows_of(work, e) <= most) kernel(call, e, scratch, 1);
-    }
+    for (int64_t i = first; i < work->n_experts; i++)
+        kernel(call, sorted[i].expert,
+               (char *)call->scratch + work->small_bytes * (size_t)omp_get_thread_num(), 1);
 }
 
 /* Scratch of a GEMM whose rows are divided among experts: `whole` is for all of them at one, `small` for an
