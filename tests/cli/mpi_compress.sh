@@ -107,9 +107,9 @@ done
 ranks_refused '/--compress-warmup auto compares the variance over .* = 100 steps/' 2 "${small[@]}" --compress 1bit-adam --compress-warmup auto
 ranks_refused '/--compress-warmup auto is by a variance/' 2 "${small[@]}" --compress int8 --compress-warmup auto
 ranks_refused '/--compress-warmup 3x: it is a number/' 2 "${small[@]}" --compress int8 --compress-warmup 3x
-ranks_refused '/1bit-lamb is a form of LAMB and needs --optimizer lamb/' 2 "${small[@]}" --compress 1bit-lamb
-ranks_refused '/1bit-adam is a form of Adam.*1bit-lamb/' 2 "${small[@]}" --compress 1bit-adam --optimizer lamb
-ranks_refused '/lamb-scale-min.*1bit-lamb/' 2 "${small[@]}" --optimizer lamb --compress int8 --lamb-scale-min 0.3
+ranks_refused '/--compress 1bit-lamb is a form of LAMB and needs --optimizer lamb/' 2 "${small[@]}" --compress 1bit-lamb
+ranks_refused '/--compress 1bit-adam is a form of Adam.*1bit-lamb/' 2 "${small[@]}" --compress 1bit-adam --optimizer lamb
+ranks_refused '/--lamb-scale-min .*1bit-lamb/' 2 "${small[@]}" --optimizer lamb --compress int8 --lamb-scale-min 0.3
 ranks_refused '/--compress 1bit-adam is compared in f32/' 2 verify --compress 1bit-adam --dtype bf16
 
 # bytes WORDS...: what a step sends along dp, of all ranks, as it is counted.

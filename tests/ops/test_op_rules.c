@@ -3,7 +3,7 @@
 #include "op_cases.h"
 #include "ops/experts/experts.h"
 #include "ops/update/adamw.h"
-#include "ops/update/lamb.h"
+#include "ops/update/lamb_coefficient.h"
 #include "ops/update/sgd.h"
 
 #include <setjmp.h>
@@ -109,13 +109,14 @@ static const CostCase COSTS[] = {
     {{"squared_norm", build_squared_norm, {37}, 0, 0}, &OP_SQUARED_NORM, 74, 152},
     {{"squared_norm", build_squared_norm, {37}, CASE_ADD, 0}, &OP_SQUARED_NORM, 74, 156},
     {{"clip", build_clip, {0}, 0, 1.0f}, &OP_CLIP, 0, 12},
-    {{"adamw", build_adamw, {37}, 0, 0}, &OP_ADAMW, 15 * 37, 7 * 148 + 16},
-    {{"adamw", build_adamw, {37}, CASE_FACTOR, 0}, &OP_ADAMW, 16 * 37, 7 * 148 + 20},
-    {{"lamb", build_lamb, {37}, CASE_FACTOR, 0}, &OP_LAMB_MEASURE, 20 * 37, 6 * 148 + 20},
-    {{"lamb", build_lamb, {37}, 0, 0}, &OP_LAMB, 10 * 37, 4 * 148 + 40},
-    {{"sgd", build_sgd, {37}, 0, 0}, &OP_SGD, 4 * 37, 3 * 148 + 16},
-    {{"sgd", build_sgd, {37}, CASE_MOMENTUM, 0}, &OP_SGD, 6 * 37, 5 * 148 + 16},
-    {{"sgd", build_sgd, {37}, CASE_MOMENTUM | CASE_NESTEROV, 0}, &OP_SGD, 8 * 37, 5 * 148 + 16},
+    {{"adamw", build_adamw, {37}, 0, 0}, &OP_ADAMW, 15 * 37, 7 * 148 + 20},
+    {{"adamw", build_adamw, {37}, CASE_FACTOR, 0}, &OP_ADAMW, 16 * 37, 7 * 148 + 24},
+    {{"lamb", build_lamb, {37}, CASE_FACTOR, 0}, &OP_LAMB_MEASURE, 20 * 37, 6 * 148 + 24},
+    {{"lamb", build_lamb, {37}, 0, 0}, &OP_LAMB, 10 * 37, 4 * 148 + 44},
+    {{"lamb", build_lamb_coefficient, {37}, 0, 0}, &OP_LAMB_FRESHEN, 13 * 37, 5 * 148},
+    {{"sgd", build_sgd, {37}, 0, 0}, &OP_SGD, 4 * 37, 3 * 148 + 20},
+    {{"sgd", build_sgd, {37}, CASE_MOMENTUM, 0}, &OP_SGD, 6 * 37, 5 * 148 + 20},
+    {{"sgd", build_sgd, {37}, CASE_MOMENTUM | CASE_NESTEROV, 0}, &OP_SGD, 8 * 37, 5 * 148 + 20},
 };
 
 static Node *find_node(const OpCase *test, const Op *op) {

@@ -11,6 +11,7 @@
 #include "parallel/comm_ops.h"
 #include "parallel/mesh_hosts.h"
 
+#include <float.h>
 #include <math.h>
 
 bool compressed_sync_is_sliced(const CompressedSync *compressed) {
@@ -391,10 +392,10 @@ static AdamState state_of(const CompressedSync *compressed, Graph *graph, int in
 }
 
 /* Adam's own momentum is never more than so many roots of its variance (Cauchy and Schwarz on the two sums):
- * β1 and β2 say how many. */
+ * β1 and β2 say how many. Where they set no bound it is still finite: of a variance of 0 it must be 0. */
 static float momentum_bound(const CompressedMomentum *momentum) {
     double beta1 = (double)momentum->beta1, beta2 = (double)momentum->beta2, ratio = beta1 * beta1 / beta2;
-    if (ratio >= 1.0 || beta2 >= 1.0) return INFINITY;
+    if (ratio >= 1.0 || beta2 >= 1.0) return FLT_MAX;
     return (float)((1.0 - beta1) / sqrt((1.0 - beta2) * (1.0 - ratio)));
 }
 
