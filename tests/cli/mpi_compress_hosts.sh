@@ -57,4 +57,4 @@ refused '/all ranks that share a batch with rank 0 are on one/' train --model na
 refused '/as many ranks that share a batch on every host/' train --model nano --dp 5 --print-mesh --compress int8 \
     --compress-across hosts --ranks-per-host 3
 refused '/--compress-across.*--compress/' train --model nano --dp 4 --print-mesh --compress-across hosts --ranks-per-host 2
-ranks_refused '/are on one; leave it out/' 2 "${small[@]}" --compress int8 --compress-across hosts
+ranks_refused '/--compress-across hosts is exact within a host/' 2 "${small[@]}" --compress int8 --compress-across hosts
