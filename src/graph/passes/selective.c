@@ -149,7 +149,8 @@ static double count_again(Selective *pass, Tensor *tensor, int reader, int at, i
     double in_a_row = again && n_in_a_row < MOST_IN_A_ROW
                           ? count_inputs(pass, index, again, at, n_in_a_row + 1, false)
                           : IMPOSSIBLE;
-    bool is_repeated = is_late || in_a_row < n_bytes;
+    if (is_late && !again) return IMPOSSIBLE;
+    bool is_repeated = again && (is_late || in_a_row < n_bytes);
     if (commits && is_repeated) {
         count_inputs(pass, index, again, at, n_in_a_row + 1, true);
         repeat_at(pass, index, again, root, at, false);
