@@ -143,10 +143,10 @@ static const PrecisionKind precisions[] = {PRECISION_F32, PRECISION_BF16, PRECIS
 enum { N_PRECISIONS_HERE = sizeof precisions / sizeof precisions[0] };
 
 static void compare(const Backend *plain, const Backend *other, int number, PrecisionKind precision,
-                    const Offload *offload, ClipStyle clip) {
+                    const Offload *offload, SmallUpdate update) {
     size_t n_one, n_two;
-    void *one = train_small(plain, number, precision, &n_one);
-    void *two = train_small_offloaded(other, number, precision, offload, clip, &n_two);
+    void *one = train_small_offloaded(plain, number, precision, NULL, update, &n_one);
+    void *two = train_small_offloaded(other, number, precision, offload, update, &n_two);
     assert_int_equal(n_one, n_two);
     assert_memory_equal(one, two, n_one);
     free(one);
@@ -163,7 +163,7 @@ static void a_cpu_has_the_same_bits(void **state) {
         Offload offload =
             offload_of(i & 1 ? OFFLOAD_FILE : OFFLOAD_HOST, activations[i % 3], i & 2 ? 0.37 : 0.0);
         compare(&cpu, &cpu, i % N_SMALL_TRAININGS, precisions[i / 4], &offload,
-                i & 2 ? CLIP_CHECK : CLIP_WAIT);
+                (SmallUpdate){.clip = i & 2 ? CLIP_CHECK : CLIP_WAIT});
     }
 }
 
@@ -181,9 +181,38 @@ static void a_far_device_has_the_same_bits(void **state) {
             offload_of(i & 2 ? OFFLOAD_FILE : OFFLOAD_HOST, activations[i % 3], i & 8 ? 0.2 : 0.0);
         offload.host_updates = i % 7 < 2;
         compare(&device->cpu, &far, i % N_SMALL_TRAININGS, precisions[i / 10], &offload,
-                i & 4 ? CLIP_CHECK : CLIP_WAIT);
+                (SmallUpdate){.clip = i & 4 ? CLIP_CHECK : CLIP_WAIT});
         assert_true(device->n_copies > 10 * SMALL_STEPS); /* it was used */
         assert_int_equal(device->n_pinned, 0);            /* and given back */
+    }
+    free(device);
+}
+
+/* Every optimizer, with moments of every kind: here, and far away where state streams through the device or is
+ * updated by the host, which lamb's sums do not allow. */
+static void optimizers_have_the_same_bits(void **state) {
+    (void)state;
+    Error error = {0};
+    static const OptimizerKind kinds[] = {OPTIMIZER_ADAMW, OPTIMIZER_MUON, OPTIMIZER_LAMB};
+    static const MomentsKind moments[] = {MOMENTS_8BIT, MOMENTS_BF16, MOMENTS_F32};
+    FarDevice *device = malloc(sizeof *device);
+    assert_non_null(device);
+    for (int i = 0; i < 20; i++) {
+        SmallUpdate update = {kinds[i % 3], moments[i / 3 % 3], i % 5 == 4 ? CLIP_CHECK : CLIP_WAIT};
+        bool is_lamb = update.optimizer == OPTIMIZER_LAMB, to_file = i >= 10 && !is_lamb;
+        *device = (FarDevice){.is_late = i & 1};
+        assert_int_equal(backend_cpu_open(&device->cpu, 1, &error), STATUS_OK);
+        Backend far = far_backend(device);
+        Offload offload =
+            offload_of(to_file ? OFFLOAD_FILE : OFFLOAD_HOST, OFFLOAD_NOWHERE, i % 7 == 6 ? 0.3 : 0.0);
+        offload.to[OFFLOAD_GRADIENTS] = i % 4 == 3 ? OFFLOAD_HOST : OFFLOAD_NOWHERE;
+        offload.to[OFFLOAD_WEIGHTS] = i % 8 == 5 ? OFFLOAD_HOST : OFFLOAD_NOWHERE;
+        offload.host_updates = i % 2 && !is_lamb;
+        compare(&device->cpu, &far, i % N_SMALL_TRAININGS, precisions[i % N_PRECISIONS_HERE], &offload,
+                update);
+        offload = offload_of(OFFLOAD_FILE, OFFLOAD_NOWHERE, 0.0);
+        compare(&device->cpu, &device->cpu, i % N_SMALL_TRAININGS, precisions[i % N_PRECISIONS_HERE],
+                &offload, update);
     }
     free(device);
 }
@@ -310,6 +339,7 @@ int main(void) {
         cmocka_unit_test(a_folder_that_is_not_there_is_refused),
         cmocka_unit_test(a_cpu_has_the_same_bits),
         cmocka_unit_test(a_far_device_has_the_same_bits),
+        cmocka_unit_test(optimizers_have_the_same_bits),
         cmocka_unit_test(activations_take_less_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
