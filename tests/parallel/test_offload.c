@@ -12,6 +12,7 @@
 
 #include <cmocka.h>
 
+#include "ops/move.h"
 #include "train_small.h"
 
 enum { MANY = 16384 };
@@ -314,7 +315,7 @@ static void activations_take_less_memory(void **state) {
     assert_int_equal(config_complete(&config, 50, &error), STATUS_OK);
     ParameterTable table;
     assert_int_equal(parameters_build(&table, &config, &error), STATUS_OK);
-    size_t n_bytes[3], n_host[3];
+    size_t n_bytes[3], n_host[3], n_out[3][8] = {{0}}; /* of every block */
     for (int i = 0; i < 3; i++) {
         StepOptions options = {.batch = 8, .micro_batch = 8, .T = 64};
         if (i) options.offload = offload_of(OFFLOAD_NOWHERE, OFFLOAD_HOST, i == 2 ? 0.5 : 0.0);
@@ -323,6 +324,9 @@ static void activations_take_less_memory(void **state) {
                          STATUS_OK);
         n_bytes[i] = step.program.plan.bytes[PLACE_ACTIVATION];
         n_host[i] = step.program.plan.bytes[PLACE_HOST_FRAME];
+        for (int k = 0; k < step.graph->n_nodes; k++)
+            if (step.graph->node[k]->op == &OP_OFFLOAD)
+                n_out[i][step.graph->node[k]->block] += tensor_bytes(step.graph->node[k]->input[0]);
         train_step_close(&step);
     }
     parameters_free(&table);
@@ -330,6 +334,8 @@ static void activations_take_less_memory(void **state) {
     assert_true(n_bytes[1] < n_bytes[0] / 2);
     assert_true(n_bytes[2] > n_bytes[1] && n_bytes[2] < n_bytes[0]);
     assert_true(n_host[2] > n_host[1] / 3 && n_host[2] < 2 * n_host[1] / 3);
+    for (int block = 0; block < 7; block++) /* the same part of each; the last has its own */
+        assert_true(n_out[2][block] > n_out[1][block] / 4 && n_out[2][block] < n_out[1][block]);
 }
 
 int main(void) {

@@ -12,8 +12,8 @@
  * updated where it lies: the gradient is sent out, and the new weights come back with a move that only the
  * device waits for. Updates are made element by element, so that pieces have the bits of the whole.
  *
- * Where nothing scales the gradient, a piece takes its turn in the backward of the last micro-batch, as soon as
- * its gradient is there (offload_ready.h), and the moves hide behind the rest of the backward.
+ * Where nothing scales the gradient, a piece takes its turn in the backward of the last micro-batch, as soon
+ * as its gradient is there (offload_ready.h), and the moves hide behind the rest of the backward.
  *
  * Clipping that does not wait (optim/optimizer.h) keeps the state as it was in copies: these get homes of the
  * same kind. */
@@ -211,8 +211,8 @@ static Place place_of(const Tensor *tensor) {
     return tensor_root((Tensor *)tensor)->place;
 }
 
-/* May the kernel of this turn work on the tensor where it lies? What a CPU has in "other" memory, to check all
- * of this, it has as a file. */
+/* May the kernel of this turn work on the tensor where it lies? What a CPU has in "other" memory, to check
+ * all of this, it has as a file. */
 static bool is_in_reach(const Pass *pass, const Turn *turn, const Tensor *tensor, bool is_home) {
     Place place = place_of(tensor);
     if (is_away(pass, turn)) return place == PLACE_HOST;
@@ -359,7 +359,8 @@ static void run_turn(Pass *pass, const Turns *turns, int number) {
     if (ahead < turns->n) begin_turn(pass, turns, ahead, false);
 }
 
-/* Numbers that all turns of a section read where the host takes some: learning rate, factor of the gradient. */
+/* Numbers that all turns of a section read where the host takes some: learning rate, factor of the
+ * gradient. */
 static void bring_small(Pass *pass, const Turns *turns, const Node *node) {
     const Node *start[NODE_MAX_INPUTS] = {NULL};
     bool is_needed = false;
