@@ -78,6 +78,10 @@ struct Op {
      * together or not at all. NULL: neither. */
     const void *(*flight)(const Node *node);
     UpdateKind update;
+    /* Of an update of elements: what a cut is at multiples of, from the update's first element; 0: anything. And
+     * the inputs and outputs, a bit each, that are not one number an element: all share them. */
+    int64_t update_grain;
+    uint32_t update_shared_inputs, update_shared_outputs;
 };
 
 Cost op_cost(const Node *node);

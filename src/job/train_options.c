@@ -293,17 +293,6 @@ static Status check_offload(TrainRun *run, Error *error) {
     const TrainCommand *values = &run->values;
     TRY(offload_parse(&values->offload, &run->offload, error));
     if (!offload_is_on(&run->offload)) return STATUS_OK;
-    if (offload_has(&run->offload, OFFLOAD_OPTIMIZER)) {
-        if (!optimizer_is_by_elements(&values->optimizer))
-            return error_user(error,
-                              "--offload optimizer updates piece by piece, and --optimizer %s needs whole "
-                              "tensors; take adamw or sgd, or leave optimizer out of --offload",
-                              optimizer_name((OptimizerKind)values->optimizer.kind));
-        if (values->optimizer.moments == MOMENTS_8BIT)
-            return error_user(error,
-                              "--offload optimizer takes no moments in 8 bits; take --moments bf16, or "
-                              "leave optimizer out of --offload");
-    }
     if (values->async.sync != SYNC_EXACT)
         return error_user(error,
                           "--sync %s exchanges weights and moments between steps, and --offload keeps them "

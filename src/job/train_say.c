@@ -7,6 +7,7 @@
 #include "comm/algo/algo.h"
 #include "comm/comm_mpi.h"
 #include "device/device.h"
+#include "plan/offload_bound.h"
 
 #include <math.h>
 
@@ -97,6 +98,32 @@ static void say_slow_disk(const TrainRun *run) {
                 format_duration(disk_seconds(run)).text);
 }
 
+/* So is a bus that cannot carry the activations beside the computation. */
+static void say_slow_bus(const TrainRun *run) {
+    const double worth_a_word = 1.15;
+    const BackendTraits *traits = &run->backend.traits;
+    const char *name = traits_has_own_memory(traits) ? offload_bound_machine(traits->kind) : NULL;
+    MachineFile file = {0};
+    Error error = {0};
+    if (run->offload.to[OFFLOAD_ACTIVATIONS] != OFFLOAD_HOST || !name ||
+        machine_open(&file, name, &error) != STATUS_OK)
+        return;
+    SpeedUse use = {.n_ranks = trainer_n_ranks(&run->trainer),
+                    .precision = (PrecisionKind)run->values.train.precision};
+    RankSpeed speed = rank_speed(&file.machine, &use);
+    OffloadBound bound = offload_bound(&run->trainer.step.program, &speed);
+    if (bound.ratio > worth_a_word)
+        log_warning(
+            &run->log,
+            "--offload activations: the bus is the bound: forward and backward of a micro-batch take %s "
+            "on such a GPU, and moves %s each way, so that steps take about %.1f times as long; "
+            "--offload-share %.2f moves what is hidden",
+            format_duration(bound.forward_seconds + bound.backward_seconds).text,
+            format_duration(bound.move_seconds).text, bound.ratio,
+            1.0 - (1.0 - run->offload.share) * bound.hidden);
+    machine_close(&file);
+}
+
 /* What is kept elsewhere, and how much of it. */
 static void say_offload(const TrainRun *run) {
     const MemoryPlan *plan = &run->trainer.step.program.plan;
@@ -123,6 +150,7 @@ static void say_offload(const TrainRun *run) {
     log_note(&run->log, "offload: %s%s%s%s", offload_text(&run->offload, text, sizeof text), share, file,
              host);
     say_slow_disk(run);
+    say_slow_bus(run);
 }
 
 void train_say_plan(const TrainRun *run) {

@@ -149,11 +149,6 @@ int optimizer_n_moments(const OptimizerOptions *options) {
     return optimizer_of(options)->n_moments(options);
 }
 
-bool optimizer_is_by_elements(const OptimizerOptions *options) {
-    const Optimizer *optimizer = optimizer_of(options);
-    return optimizer->op->update == UPDATE_OF_ELEMENTS && !optimizer->measure && !optimizer->matrices;
-}
-
 Place optimizer_gradient_place(const OptimizerOptions *options) {
     return options->eager ? PLACE_ACTIVATION : PLACE_GRADIENT;
 }

@@ -123,9 +123,6 @@ typedef struct {
     Tensor *assumed; /* and the one that goes first (CLIP_CHECK); NULL: none does */
 } OptimizerTensors;
 
-/* Is every element updated by itself, in one pass? */
-bool optimizer_is_by_elements(const OptimizerOptions *options);
-
 /* Where the gradients shall live for these options (see AutogradOptions). */
 Place optimizer_gradient_place(const OptimizerOptions *options);
 

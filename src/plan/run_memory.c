@@ -60,13 +60,12 @@ static ShareText share_text(int n_sharing, bool is_gpu) {
     return share;
 }
 
-/* An optimizer that keeps something, and is made element by element. */
+/* An optimizer that keeps something. */
 static bool may_offload(const Trainer *trainer) {
     const OptimizerTensors *optimizer = &trainer->step.optimizer;
     bool keeps = optimizer->n_moments > 0 || optimizer->master;
     bool is_exact = !trainer->step.options.sync.is_async;
-    const OptimizerOptions *options = trainer->setup.optimizer;
-    return keeps && is_exact && optimizer_is_by_elements(options) && options->moments != MOMENTS_8BIT;
+    return keeps && is_exact;
 }
 
 /* Of a step: gradient and state are read, state and weights written; of a file, the state alone. */
@@ -75,7 +74,7 @@ static double offload_bytes(const Trainer *trainer) {
     double state = 0.0;
     for (int i = 0; i < optimizer->n_moments; i++) state += (double)tensor_bytes(optimizer->moment[i]);
     if (optimizer->master) state += (double)tensor_bytes(optimizer->master);
-    double n = optimizer->n_moments ? (double)tensor_count(optimizer->moment[0]) : 0.0;
+    double n = (double)trainer->step.sync.moments.n_local;
     return backend_has_own_memory(trainer->setup.backend) ? 2.0 * state + 6.0 * n : 2.0 * state;
 }
 

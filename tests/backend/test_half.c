@@ -100,7 +100,7 @@ static void update(const Model *model, const OptimizerOptions *options, int64_t 
         *hyper = graph_tensor(graph, PLACE_INPUT, DTYPE_F32, SHAPE(N_HYPER), "hyper");
     for (int a = 0; a < model->n_arrays; a++)
         tensor[a] = graph_tensor(graph, PLACE_STATE, DTYPE_BF16, SHAPE(n), "array %d", a);
-    UpdateElements elements = {3, runs, first};
+    UpdateElements elements = {3, runs, first, 0};
     UpdateTensors tensors = {.gradient = tensor[0], .hyper = hyper, .parameter = tensor[1]};
     for (int a = 2; a < model->n_arrays; a++) tensors.moment[a - 2] = tensor[a];
     float numbers[N_HYPER];
@@ -198,7 +198,7 @@ static void test_memory(void **state) {
         &options,
         &(UpdateTensors){
             .gradient = tensor[0], .hyper = hyper, .parameter = tensor[1], .moment = {tensor[2], tensor[3]}},
-        &(UpdateElements){1, &run, 0}, graph);
+        &(UpdateElements){1, &run, 0, 0}, graph);
     assert_in_range(traits_scratch_bytes(&cpu.traits, graph->node[0]), 1, 4 * PIECE * sizeof(float) + 4096);
     graph_free(graph);
 }

@@ -11,6 +11,13 @@ n=10
 limit=300 ranks 4 verify --layers 5 --channels 20 --heads 5 --context 9 --vocab 37 --threads 1 --steps 3 --sample $((n / 2)) \
     --offload gradients,optimizer:file=. --offload-bucket-mb 0.005 --only 'zero 2|zero 3|pp 2, tp 2'
 grep -q "$((n / 2)) layouts in .*, 0 differ" out || fail "verify --offload gradients says: $(cat out)"
+# Every optimizer and all kinds of moments, sharded and not.
+for words in "--optimizer lamb" "--optimizer muon --moments 8bit" "--moments 8bit" "--moments bf16"; do
+    # shellcheck disable=SC2086
+    limit=300 ranks 4 verify --layers 5 --channels 20 --heads 5 --context 9 --vocab 37 --threads 1 --steps 2 --sample $((n / 2)) \
+        --offload optimizer:file=. --offload-bucket-mb 0.005 $words
+    grep -q "$((n / 2)) layouts in .*, 0 differ" out || fail "verify --offload $words says: $(cat out)"
+done
 for words in optimizer:file=.,activations:host optimizer:host,activations:file=.; do
     limit=300 ranks 4 verify --layers 5 --channels 20 --heads 5 --context 9 --vocab 37 --threads 1 --steps 3 --sample $n \
         --offload "$words" --offload-bucket-mb 0.005

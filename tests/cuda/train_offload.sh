@@ -15,12 +15,16 @@ if ! "$PGPT" train "${TINY[@]}" --device cuda --steps 1 --out first >out 2>err <
 fi
 
 for words in "--dtype f32" "--dtype bf16" "--dtype f16" "--dtype pure-bf16" "--dtype bf16 --micro-batch 2 --clip-style check --clip 0.3" \
-    "--dtype bf16 --recompute 1" "--dtype bf16 --streams 1" "--dtype bf16 --clip 0" "--dtype bf16 --clip 0 --micro-batch 2"; do
+    "--dtype bf16 --recompute 1" "--dtype bf16 --streams 1" "--dtype bf16 --clip 0" "--dtype bf16 --clip 0 --micro-batch 2" \
+    "--dtype bf16 --moments 8bit" "--dtype bf16 --optimizer muon" "--dtype f32 --optimizer muon --moments 8bit --clip 0" \
+    "--dtype bf16 --optimizer lamb" "--dtype f32 --optimizer lamb --moments 8bit"; do
     rm -rf plain
     # shellcheck disable=SC2086
     pgpt train "${options[@]}" --out plain $words
     for offload in optimizer optimizer:file=. activations optimizer,activations gradients gradients,optimizer weights weights,gradients,optimizer,activations \
         "optimizer --offload-share 0.4" "optimizer --offload-update host"; do
+        # The host would add up lamb's sums in another order: refused.
+        [[ $words != *lamb* || $offload != *:file* && $offload != *host ]] || continue
         rm -rf away
         # shellcheck disable=SC2086
         pgpt train "${options[@]}" --out away $words --offload $offload --offload-bucket-mb 0.05

@@ -57,7 +57,7 @@ static void update(const Backend *cpu, const OptimizerOptions *options, const Ar
     Graph *graph = graph_new();
     Error error = {0};
     DecayRun run = {n, true};
-    UpdateElements elements = {1, &run, first};
+    UpdateElements elements = {1, &run, first, 0};
     Tensor *tensor[MOST_ARRAYS];
     for (int a = 0; a < MOST_ARRAYS; a++)
         tensor[a] = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(n), "array %d", a);
@@ -137,7 +137,7 @@ static void update_packed(const Backend *cpu, const OptimizerOptions *options, f
     Graph *graph = graph_new();
     Error error = {0};
     DecayRun run = {n, true};
-    UpdateElements elements = {1, &run, first};
+    UpdateElements elements = {1, &run, first, 0};
     UpdateTensors tensors = {.gradient = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(n), "gradient"),
                              .hyper = graph_tensor(graph, PLACE_INPUT, DTYPE_F32, SHAPE(N_HYPER), "hyper"),
                              .parameter = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(n), "parameter")};

@@ -12,6 +12,7 @@
 
 #include <cmocka.h>
 
+#include "ops/move.h"
 #include "train_small.h"
 
 enum { MANY = 16384 };
@@ -143,10 +144,10 @@ static const PrecisionKind precisions[] = {PRECISION_F32, PRECISION_BF16, PRECIS
 enum { N_PRECISIONS_HERE = sizeof precisions / sizeof precisions[0] };
 
 static void compare(const Backend *plain, const Backend *other, int number, PrecisionKind precision,
-                    const Offload *offload, ClipStyle clip) {
+                    const Offload *offload, SmallUpdate update) {
     size_t n_one, n_two;
-    void *one = train_small(plain, number, precision, &n_one);
-    void *two = train_small_offloaded(other, number, precision, offload, clip, &n_two);
+    void *one = train_small_offloaded(plain, number, precision, NULL, update, &n_one);
+    void *two = train_small_offloaded(other, number, precision, offload, update, &n_two);
     assert_int_equal(n_one, n_two);
     assert_memory_equal(one, two, n_one);
     free(one);
@@ -163,7 +164,7 @@ static void a_cpu_has_the_same_bits(void **state) {
         Offload offload =
             offload_of(i & 1 ? OFFLOAD_FILE : OFFLOAD_HOST, activations[i % 3], i & 2 ? 0.37 : 0.0);
         compare(&cpu, &cpu, i % N_SMALL_TRAININGS, precisions[i / 4], &offload,
-                i & 2 ? CLIP_CHECK : CLIP_WAIT);
+                (SmallUpdate){.clip = i & 2 ? CLIP_CHECK : CLIP_WAIT});
     }
 }
 
@@ -181,9 +182,38 @@ static void a_far_device_has_the_same_bits(void **state) {
             offload_of(i & 2 ? OFFLOAD_FILE : OFFLOAD_HOST, activations[i % 3], i & 8 ? 0.2 : 0.0);
         offload.host_updates = i % 7 < 2;
         compare(&device->cpu, &far, i % N_SMALL_TRAININGS, precisions[i / 10], &offload,
-                i & 4 ? CLIP_CHECK : CLIP_WAIT);
+                (SmallUpdate){.clip = i & 4 ? CLIP_CHECK : CLIP_WAIT});
         assert_true(device->n_copies > 10 * SMALL_STEPS); /* it was used */
         assert_int_equal(device->n_pinned, 0);            /* and given back */
+    }
+    free(device);
+}
+
+/* Every optimizer, with moments of every kind: here, and far away where state streams through the device or is
+ * updated by the host, which lamb's sums do not allow. */
+static void optimizers_have_the_same_bits(void **state) {
+    (void)state;
+    Error error = {0};
+    static const OptimizerKind kinds[] = {OPTIMIZER_ADAMW, OPTIMIZER_MUON, OPTIMIZER_LAMB};
+    static const MomentsKind moments[] = {MOMENTS_8BIT, MOMENTS_BF16, MOMENTS_F32};
+    FarDevice *device = malloc(sizeof *device);
+    assert_non_null(device);
+    for (int i = 0; i < 20; i++) {
+        SmallUpdate update = {kinds[i % 3], moments[i / 3 % 3], i % 5 == 4 ? CLIP_CHECK : CLIP_WAIT};
+        bool is_lamb = update.optimizer == OPTIMIZER_LAMB, to_file = i >= 10 && !is_lamb;
+        *device = (FarDevice){.is_late = i & 1};
+        assert_int_equal(backend_cpu_open(&device->cpu, 1, &error), STATUS_OK);
+        Backend far = far_backend(device);
+        Offload offload =
+            offload_of(to_file ? OFFLOAD_FILE : OFFLOAD_HOST, OFFLOAD_NOWHERE, i % 7 == 6 ? 0.3 : 0.0);
+        offload.to[OFFLOAD_GRADIENTS] = i % 4 == 3 ? OFFLOAD_HOST : OFFLOAD_NOWHERE;
+        offload.to[OFFLOAD_WEIGHTS] = i % 8 == 5 ? OFFLOAD_HOST : OFFLOAD_NOWHERE;
+        offload.host_updates = i % 2 && !is_lamb;
+        compare(&device->cpu, &far, i % N_SMALL_TRAININGS, precisions[i % N_PRECISIONS_HERE], &offload,
+                update);
+        offload = offload_of(OFFLOAD_FILE, OFFLOAD_NOWHERE, 0.0);
+        compare(&device->cpu, &device->cpu, i % N_SMALL_TRAININGS, precisions[i % N_PRECISIONS_HERE],
+                &offload, update);
     }
     free(device);
 }
@@ -285,7 +315,7 @@ static void activations_take_less_memory(void **state) {
     assert_int_equal(config_complete(&config, 50, &error), STATUS_OK);
     ParameterTable table;
     assert_int_equal(parameters_build(&table, &config, &error), STATUS_OK);
-    size_t n_bytes[3], n_host[3];
+    size_t n_bytes[3], n_host[3], n_out[3][8] = {{0}}; /* of every block */
     for (int i = 0; i < 3; i++) {
         StepOptions options = {.batch = 8, .micro_batch = 8, .T = 64};
         if (i) options.offload = offload_of(OFFLOAD_NOWHERE, OFFLOAD_HOST, i == 2 ? 0.5 : 0.0);
@@ -294,6 +324,9 @@ static void activations_take_less_memory(void **state) {
                          STATUS_OK);
         n_bytes[i] = step.program.plan.bytes[PLACE_ACTIVATION];
         n_host[i] = step.program.plan.bytes[PLACE_HOST_FRAME];
+        for (int k = 0; k < step.graph->n_nodes; k++)
+            if (step.graph->node[k]->op == &OP_OFFLOAD)
+                n_out[i][step.graph->node[k]->block] += tensor_bytes(step.graph->node[k]->input[0]);
         train_step_close(&step);
     }
     parameters_free(&table);
@@ -301,6 +334,8 @@ static void activations_take_less_memory(void **state) {
     assert_true(n_bytes[1] < n_bytes[0] / 2);
     assert_true(n_bytes[2] > n_bytes[1] && n_bytes[2] < n_bytes[0]);
     assert_true(n_host[2] > n_host[1] / 3 && n_host[2] < 2 * n_host[1] / 3);
+    for (int block = 0; block < 7; block++) /* the same part of each; the last has its own */
+        assert_true(n_out[2][block] > n_out[1][block] / 4 && n_out[2][block] < n_out[1][block]);
 }
 
 int main(void) {
@@ -310,6 +345,7 @@ int main(void) {
         cmocka_unit_test(a_folder_that_is_not_there_is_refused),
         cmocka_unit_test(a_cpu_has_the_same_bits),
         cmocka_unit_test(a_far_device_has_the_same_bits),
+        cmocka_unit_test(optimizers_have_the_same_bits),
         cmocka_unit_test(activations_take_less_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

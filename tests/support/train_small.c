@@ -47,7 +47,7 @@ static void draw_weights(TrainStep *step, const ParameterTable *table) {
 }
 
 static void *train(const Backend *backend, int number, PrecisionKind precision, ActionList actions,
-                   const Offload *offload, ClipStyle clip, size_t *n_bytes);
+                   const Offload *offload, SmallUpdate update, size_t *n_bytes);
 
 void *train_small(const Backend *backend, int number, PrecisionKind precision, size_t *n_bytes) {
     return train_small_by(backend, number, precision, NULL, n_bytes);
@@ -55,16 +55,16 @@ void *train_small(const Backend *backend, int number, PrecisionKind precision, s
 
 void *train_small_by(const Backend *backend, int number, PrecisionKind precision, ActionList actions,
                      size_t *n_bytes) {
-    return train(backend, number, precision, actions, NULL, CLIP_WAIT, n_bytes);
+    return train(backend, number, precision, actions, NULL, (SmallUpdate){0}, n_bytes);
 }
 
 void *train_small_offloaded(const Backend *backend, int number, PrecisionKind precision,
-                            const Offload *offload, ClipStyle clip, size_t *n_bytes) {
-    return train(backend, number, precision, NULL, offload, clip, n_bytes);
+                            const Offload *offload, SmallUpdate update, size_t *n_bytes) {
+    return train(backend, number, precision, NULL, offload, update, n_bytes);
 }
 
 static void *train(const Backend *backend, int number, PrecisionKind precision, ActionList actions,
-                   const Offload *offload, ClipStyle clip, size_t *n_bytes) {
+                   const Offload *offload, SmallUpdate update, size_t *n_bytes) {
     const Training *training = &trainings[number];
     Error error = {0};
     bool is_llama_like = training->is_llama_like;
@@ -80,16 +80,18 @@ static void *train(const Backend *backend, int number, PrecisionKind precision, 
                           .position = is_llama_like ? POSITION_ROTARY : POSITION_LEARNED,
                           .rotary_theta = 1e4,
                           .dropout = training->dropout};
-    OptimizerOptions optimizer = {.rate = 1e-2,
-                                  .adamw = {0.9, 0.99, 1e-8},
-                                  .clip = training->is_unclipped ? 0.0 : 1.0,
-                                  .clip_style = (int)clip};
+    OptimizerOptions optimizer = optimizer_defaults(update.optimizer);
+    optimizer.rate = 1e-2;
+    optimizer.weight_decay = 0.01;
+    optimizer.clip = training->is_unclipped ? 0.0 : 1.0;
+    optimizer.clip_style = (int)update.clip;
+    optimizer.moments = (int)update.moments;
     StepOptions options = {.batch = B,
                            .micro_batch = training->micro_batch,
                            .T = T,
                            .recompute = training->recompute,
                            .loss_chunk = training->loss_chunk,
-                           .precision = precision_of(precision),
+                           .precision = optimizer_precision(&optimizer, precision_of(precision)),
                            .actions = actions,
                            .seed = 1};
     if (offload) options.offload = *offload;

@@ -18,8 +18,14 @@ void *train_small(const Backend *backend, int number, PrecisionKind precision, s
 void *train_small_by(const Backend *backend, int number, PrecisionKind precision, ActionList actions,
                      size_t *n_bytes);
 
-/* The same with offload (NULL: none), and a way to clip. */
+/* The same with offload (NULL: none), by an optimizer and with moments, and with a way to clip. */
+typedef struct {
+    OptimizerKind optimizer;
+    MomentsKind moments;
+    ClipStyle clip;
+} SmallUpdate;
+
 void *train_small_offloaded(const Backend *backend, int number, PrecisionKind precision,
-                            const Offload *offload, ClipStyle clip, size_t *n_bytes);
+                            const Offload *offload, SmallUpdate update, size_t *n_bytes);
 
 #endif

@@ -210,8 +210,8 @@ static void cut(const KernelCall *call, int64_t first, int64_t n, DecayRun *runs
     for (int k = 0; k < node->n_outputs; k++)
         cut_tensor(&node->output[k], &piece->call.out[k], &piece->output[k], count, first, n);
     UpdateElements whole = elements_of(call->node);
-    set_elements(piece,
-                 (UpdateElements){cut_runs(&whole, first, n, runs), runs, whole.first_element + first});
+    set_elements(piece, (UpdateElements){cut_runs(&whole, first, n, runs), runs, whole.first_element + first,
+                                         whole.n_before + first});
 }
 
 Status cpu_widened(const KernelCall *call, Error *error) {

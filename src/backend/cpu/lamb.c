@@ -2,8 +2,8 @@
  * sums; the second makes the step again of moments and weight (16 bytes), because reading it back would be
  * more.
  *
- * A matrix is cut into blocks by its elements alone, each block is one thread's, and sums are added up in the
- * order of the blocks: they do not depend on the number of threads. */
+ * What a run (LAMB_RUN) has of a matrix is cut into blocks by its elements alone, each block is one thread's,
+ * and sums are added up in the order of the blocks: they do not depend on the number of threads. */
 #include "ops/update/lamb.h"
 #include "backend/cpu/moments.h"
 
@@ -35,9 +35,11 @@ typedef struct {
     const TensorSpan *span; /* or NULL */
 } Segment;
 
-/* The segment that begins at `first`; *index is the span to look at, 0 at the beginning. */
+/* The segment that begins at `first` and ends with its run at the latest; *index is the span to look at, 0 at
+ * the beginning. */
 static Segment next_segment(const LambAttributes *a, int64_t first, int64_t count, int *index) {
-    int64_t shift = a->elements.first_element;
+    int64_t shift = a->elements.first_element, run_end = lamb_run_end(a->elements.n_before, first);
+    if (count > run_end) count = run_end;
     while (*index < a->spans.n_spans && a->spans.span[*index].end - shift <= first) (*index)++;
     const TensorSpan *span = *index < a->spans.n_spans ? &a->spans.span[*index] : NULL;
     if (span && span->first - shift > first) { /* what lies before it */

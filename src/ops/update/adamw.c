@@ -61,4 +61,5 @@ const Op OP_ADAMW = {
     .describe = adamw_describe,
     .reference = adamw_reference,
     .update = UPDATE_OF_ELEMENTS,
+    .update_shared_inputs = UPDATE_NUMBERS,
 };

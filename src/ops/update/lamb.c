@@ -145,6 +145,9 @@ const Op OP_LAMB_MEASURE = {
     .describe = lamb_describe,
     .reference = measure_reference,
     .update = UPDATE_OF_ELEMENTS,
+    .update_grain = LAMB_RUN,
+    .update_shared_inputs = UPDATE_NUMBERS,
+    .update_shared_outputs = 1U << 0, /* sums */
 };
 
 const Op OP_LAMB = {
@@ -154,4 +157,6 @@ const Op OP_LAMB = {
     .describe = lamb_describe,
     .reference = lamb_reference,
     .update = UPDATE_OF_ELEMENTS,
+    .update_grain = LAMB_RUN,
+    .update_shared_inputs = UPDATE_NUMBERS | 1U << 4, /* sums */
 };

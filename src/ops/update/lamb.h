@@ -23,6 +23,16 @@ typedef struct {
 
 enum { LAMB_WEIGHT, LAMB_STEP }; /* the sums of a tensor: Σ w², Σ u² */
 
+/* Elements are summed up in runs of so many, counted from the beginning of the update; what a run has of a
+ * tensor is added to its sum in f32, one run after the other. So an update that is cut where runs meet
+ * (elements.n_before) makes the same sums. */
+enum { LAMB_RUN = 1 << 18 };
+
+/* Where the run ends that element i of a piece of the update is in; n_before as its elements have it. */
+static inline int64_t lamb_run_end(int64_t n_before, int64_t i) {
+    return (n_before + i) / LAMB_RUN * LAMB_RUN + LAMB_RUN - n_before;
+}
+
 extern const Op OP_LAMB_MEASURE, OP_LAMB;
 void op_lamb_measure(Graph *graph, const UpdateTensors *tensors, const LambAttributes *attributes);
 void op_lamb(Graph *graph, const UpdateTensors *tensors, const LambAttributes *attributes);

@@ -217,6 +217,7 @@ const Op OP_MUON_MOMENTUM = {
     .describe = muon_describe,
     .reference = momentum_reference,
     .update = UPDATE_OF_ELEMENTS,
+    .update_shared_inputs = UPDATE_NUMBERS,
 };
 const Op OP_MUON_NORMALISE = {
     .name = "muon_normalise",
@@ -236,6 +237,7 @@ const Op OP_MUON = {
     .describe = muon_describe,
     .reference = muon_reference,
     .update = UPDATE_OF_ELEMENTS,
+    .update_shared_inputs = UPDATE_NUMBERS,
 };
 const Op OP_BOX = {
     .name = "box",

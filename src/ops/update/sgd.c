@@ -66,4 +66,5 @@ const Op OP_SGD = {
     .describe = sgd_describe,
     .reference = sgd_reference,
     .update = UPDATE_OF_ELEMENTS,
+    .update_shared_inputs = UPDATE_NUMBERS,
 };

@@ -26,7 +26,11 @@ typedef struct {
     int n_runs;
     const DecayRun *runs;  /* cover all elements; live as long as the graph */
     int64_t first_element; /* of all parameters: what stochastic rounding draws by */
+    int64_t n_before;      /* of an update that was cut: elements of it before these */
 } UpdateElements;
+
+/* Bits of the inputs that are numbers for all elements: hyper and factor (Op.update_shared_inputs). */
+#define UPDATE_NUMBERS (1U << 1 | 1U << 2)
 
 /* Written by the host before the update: learning rate; numbers of the optimizer's own that change from step
  * to step; the bits of a number that differs from step to step, for stochastic rounding. */

@@ -6,9 +6,11 @@
  *     backward            | block b + 1            | block b
  *                         fetch x'                 wait
  *
- * So those of two blocks are under way, and the memory plan gives the rest to others. The last block of a
- * chunk keeps its own: they are needed at once. A schedule that splits the backward fetches what the
- * gradients of weights need a second time. With activation checkpointing it is what that keeps.
+ * So those of two blocks are under way, and the memory plan gives the rest to others. With a share that
+ * stays, it is the same part of every block: where the bus is slower than the blocks, as much as it can carry
+ * beside them is hidden, wherever in the model it comes from. The last block of a chunk keeps its own: they
+ * are needed at once. A schedule that splits the backward fetches what the gradients of weights need a second
+ * time. With activation checkpointing it is what that keeps.
  *
  * To a file it goes by slots, which begin at pages. */
 #include "parallel/offload/offload.h"
@@ -86,12 +88,25 @@ static int by_use(const void *a, const void *b) {
     return x->last != y->last ? (x->last < y->last ? -1 : 1) : x->root->id - y->root->id;
 }
 
-/* In the order of the forward, without those that are refused, stay anyway or are small; the last of them, a
- * share of all bytes, stay too. */
+/* Of those in the order of the forward, all but a share of the bytes, the same part of every stretch: the bus
+ * then has to carry as much while one block is computed as while another is. */
+static int thin_out(const Pass *pass, Candidate **chosen, int n) {
+    double due = 0.0, taken = 0.0;
+    int n_taken = 0;
+    for (int i = 0; i < n; i++) {
+        double n_bytes = (double)tensor_bytes(chosen[i]->root);
+        due += (1.0 - pass->offload->share) * n_bytes;
+        if (taken + n_bytes / 2.0 > due) continue;
+        taken += n_bytes;
+        chosen[n_taken++] = chosen[i];
+    }
+    return n_taken;
+}
+
+/* In the order of the forward, without those that are refused, stay anyway or are small. */
 static int choose(Pass *pass, Candidate **chosen) {
     int n = 0, n_kept = 0;
     int *last = ARENA_ARRAY(&pass->graph->arena, int, pass->n_chunks);
-    double total = 0.0, taken = 0.0;
     for (int chunk = 0; chunk < pass->n_chunks; chunk++) last[chunk] = last_block(pass, chunk);
     for (int i = 0; i < pass->n_tensors; i++) {
         Candidate *candidate = &pass->candidate[i];
@@ -105,13 +120,10 @@ static int choose(Pass *pass, Candidate **chosen) {
     }
     for (int i = 0; i < n; i++) {
         if (tensor_bytes(chosen[i]->root) < pass->largest / SMALL) continue;
-        total += (double)tensor_bytes(chosen[i]->root);
         chosen[n_kept++] = chosen[i];
     }
     qsort(chosen, (size_t)n_kept, sizeof *chosen, by_use);
-    for (n = 0; n < n_kept && taken < (1.0 - pass->offload->share) * total; n++)
-        taken += (double)tensor_bytes(chosen[n]->root);
-    return n;
+    return thin_out(pass, chosen, n_kept);
 }
 
 /* ---- moving them */

@@ -23,6 +23,7 @@
 #include "ops/move.h"
 #include "ops/ops.h"
 #include "ops/update/update.h"
+#include "parallel/offload/offload_homes.h"
 #include "parallel/offload/offload_ready.h"
 
 #include <stdlib.h>
@@ -32,32 +33,25 @@ enum {
     SLOTS = 3,         /* one comes, one is updated, one goes */
     STREAM_SLOTS = 12, /* on a device: it is ahead by what it computes between two turns */
     STREAM_PARTS = 16, /* but no more than this part of all pieces */
-    MOST_ARRAYS = 8,
     COPY_SLOTS = NODE_MAX_INPUTS + NODE_MAX_OUTPUTS, /* behind the slots of an update's tensors */
-    GRAIN = 64,                                      /* elements: pieces begin at multiples of this */
+    SLOT_KINDS = COPY_SLOTS + OFFLOAD_MOST_ARRAYS,
+    GRAIN = 64, /* elements: pieces begin at multiples of this */
 };
-
-/* A flat array that is kept elsewhere, and its pieces. */
-typedef struct {
-    Tensor *root;
-    TensorHome *homes; /* in order of the array */
-    int n_homes, capacity;
-    int kept_as; /* the number of the array that holds what it was before; -1: none does */
-} Array;
 
 /* A piece of an update: elements first .. first + n - 1 of its node. */
 typedef struct {
     const Node *node;
+    int index; /* of the node, where it was */
     int64_t first, n;
     int number;   /* in the order of the elements */
     int ready;    /* behind which node it is made; -1: the update's place */
     bool stays;   /* with its state on the device */
-    bool streams; /* its state goes through slots of the device */
+    bool streams; /* what is away goes through slots of the device */
     bool was_run;
     Tensor *input[NODE_MAX_INPUTS], *output[NODE_MAX_OUTPUTS]; /* where the kernel finds them */
     const Node *came[NODE_MAX_INPUTS + NODE_MAX_OUTPUTS];      /* moves to be waited for */
     int n_came;
-    const Node *up[NODE_MAX_OUTPUTS]; /* and moves back to the device */
+    const Node *up[NODE_MAX_OUTPUTS]; /* and moves of new weights */
     int n_up;
 } Turn;
 
@@ -71,11 +65,12 @@ typedef struct {
     Graph *graph;
     const Offload *offload;
     bool has_own_memory;
-    Array array[MOST_ARRAYS];
-    int n_arrays;
+    OffloadArrays arrays;
+    Node *const *node; /* of the graph as it was */
+    int at;            /* and which of them is looked at */
     Turns turns[N_SECTIONS];
-    Tensor *slot[STREAM_SLOTS]
-                [COPY_SLOTS + MOST_ARRAYS]; /* by the tensor's place in the node; of copies, the array */
+    Tensor *slot[STREAM_SLOTS][SLOT_KINDS]
+                [N_DTYPES]; /* by the tensor's place in the node; of copies, the array */
     int n_slots;
     bool hides;   /* a turn is taken in the backward */
     bool streams; /* slots are the device's */
@@ -83,152 +78,78 @@ typedef struct {
     Tensor *small[NODE_MAX_INPUTS]; /* copies on the host of inputs that are the same for all turns */
 } Pass;
 
-/* ---- arrays and homes */
-
-static int array_of(const Pass *pass, const Tensor *root) {
-    for (int i = 0; i < pass->n_arrays; i++)
-        if (pass->array[i].root == root) return i;
-    return -1;
-}
-
-static void add_array(Pass *pass, Tensor *root, int *number) {
-    *number = array_of(pass, root);
-    if (*number >= 0 || !graph_check(pass->graph, pass->n_arrays < MOST_ARRAYS, "offload: too many arrays"))
-        return;
-    *number = pass->n_arrays++;
-    pass->array[*number] = (Array){.root = root, .kept_as = -1};
-}
-
-static bool is_state(const Tensor *tensor) {
-    return tensor && tensor_root((Tensor *)tensor)->place == PLACE_OPTIMIZER;
-}
-
-/* A copy of state, or state from a copy. */
-static bool is_kept_copy(const Node *node) {
-    return node->op == &OP_COPY && (is_state(node->input[0]) || is_state(node->output[0]));
-}
-
-static void find_arrays(Pass *pass) {
-    const Graph *graph = pass->graph;
-    int number, kept;
-    for (int i = 0; i < graph->n_nodes; i++) {
-        const Node *node = graph->node[i];
-        for (int k = 0; node->op->update && k < node->n_outputs; k++)
-            if (is_state(node->output[k])) add_array(pass, tensor_root(node->output[k]), &number);
-    }
-    for (int i = 0; i < graph->n_nodes; i++) {
-        const Node *node = graph->node[i];
-        if (!is_kept_copy(node) || !is_state(node->input[0])) continue;
-        add_array(pass, tensor_root(node->input[0]), &number);
-        add_array(pass, tensor_root(node->output[0]), &kept);
-        if (number >= 0 && kept >= 0) pass->array[number].kept_as = kept;
-    }
-}
-
-static void add_home(Pass *pass, Array *array, TensorHome home) {
-    if (array->n_homes == array->capacity) {
-        int capacity = array->capacity ? 2 * array->capacity : 16;
-        TensorHome *larger = ARENA_ARRAY(&pass->graph->arena, TensorHome, capacity);
-        if (array->n_homes) memcpy(larger, array->homes, (size_t)array->n_homes * sizeof *larger);
-        array->homes = larger;
-        array->capacity = capacity;
-    }
-    int at = array->n_homes++;
-    for (; at > 0 && array->homes[at - 1].first_byte > home.first_byte; at--)
-        array->homes[at] = array->homes[at - 1];
-    array->homes[at] = home;
-}
-
-static Tensor *find_home(const Array *array, size_t first_byte) {
-    int low = 0, high = array->n_homes - 1;
-    while (low <= high) {
-        int middle = (low + high) / 2;
-        if (array->homes[middle].first_byte == first_byte) return array->homes[middle].home;
-        if (array->homes[middle].first_byte < first_byte) low = middle + 1;
-        else high = middle - 1;
-    }
-    return NULL;
-}
-
-/* Of elements first .. first + n - 1 of the array; one that is there already stays. */
-static Tensor *make_home(Pass *pass, int number, int64_t first, int64_t n, bool stays) {
-    Array *array = &pass->array[number];
-    if (!array->root) return pass->graph->nothing;
-    size_t size = dtype_info(array->root->dtype)->n_bytes;
-    Tensor *home = find_home(array, (size_t)first * size);
-    if (home) return home;
-    Place away = pass->offload->to[OFFLOAD_OPTIMIZER] == OFFLOAD_FILE ? PLACE_FILE : PLACE_HOST;
-    Place here = array->root->place; /* of a copy: PLACE_STATE */
-    home = graph_tensor(pass->graph, stays ? here : away, array->root->dtype, SHAPE(n), "%s %d",
-                        array->root->name, array->n_homes);
-    add_home(pass, array, (TensorHome){(size_t)first * size, (size_t)n * size, home});
-    if (array->kept_as >= 0) make_home(pass, array->kept_as, first, n, stays);
-    return home;
-}
-
-/* What no update touches stays where it is. */
-static void fill_gaps(Pass *pass, int number) {
-    const Array *array = &pass->array[number];
-    size_t size = dtype_info(array->root->dtype)->n_bytes;
-    int64_t at = 0, n = tensor_count(array->root);
-    for (int i = 0; i <= array->n_homes && at < n; i++) {
-        int64_t next = i < array->n_homes ? (int64_t)(array->homes[i].first_byte / size) : n;
-        int64_t end = i < array->n_homes ? next + (int64_t)(array->homes[i].n_bytes / size) : n;
-        if (at < next) make_home(pass, number, at, next - at, true);
-        at = end;
-    }
-}
-
 /* ---- turns */
 
+/* One number an element? The others are shared by all. */
+static bool is_flat_input(const Node *node, int k) {
+    return node->input[k] && !(node->op->update_shared_inputs >> k & 1);
+}
+
+static bool is_flat_output(const Node *node, int k) {
+    return node->output[k] && !(node->op->update_shared_outputs >> k & 1);
+}
+
 static bool is_offloaded(const Node *node) {
-    for (int k = 0; node->op->update && k < node->n_outputs; k++)
-        if (is_state(node->output[k])) return true;
+    if (!node->op->update) return false;
+    for (int k = 0; k < node->n_inputs; k++)
+        if (offload_is_state(node->input[k])) return true;
+    for (int k = 0; k < node->n_outputs; k++)
+        if (offload_is_state(node->output[k])) return true;
     return false;
 }
 
-static int64_t update_count(const Node *node) {
-    return tensor_count(node->input[0]);
+/* What it may be cut at multiples of. */
+static int64_t grain_of(const Node *node) {
+    return node->op->update_grain > GRAIN ? node->op->update_grain : GRAIN;
 }
 
 /* Elements at a time; all, where the update needs whole tensors. */
 static int64_t piece_elements(const Pass *pass, const Node *node) {
-    if (node->op->update != UPDATE_OF_ELEMENTS) return update_count(node);
-    int64_t n = offload_bucket_bytes(pass->offload) / (int64_t)sizeof(float) / GRAIN * GRAIN;
-    return n > GRAIN ? n : GRAIN;
+    if (node->op->update != UPDATE_OF_ELEMENTS) return update_n_elements(node);
+    int64_t grain = grain_of(node);
+    int64_t n = offload_bucket_bytes(pass->offload) / (int64_t)sizeof(float) / grain * grain;
+    return n > grain ? n : grain;
 }
 
-/* Does a piece that is away go through the device? Not where the host keeps what the device would need. */
-static bool can_stream(const Pass *pass, const Node *node) {
-    bool is_here = node->input[0]->place != PLACE_HOST;
-    for (int k = 0; k < node->n_outputs; k++)
-        is_here = is_here && (!node->output[k] || tensor_root(node->output[k])->place != PLACE_HOST);
-    return pass->has_own_memory && is_here && pass->offload->to[OFFLOAD_OPTIMIZER] == OFFLOAD_HOST &&
+/* Does a piece go through the device? */
+static bool can_stream(const Pass *pass) {
+    return pass->has_own_memory && pass->offload->to[OFFLOAD_OPTIMIZER] == OFFLOAD_HOST &&
            !pass->offload->host_updates;
+}
+
+static void make_homes(Pass *pass, const Turn *turn) {
+    const Node *node = turn->node;
+    for (int k = 0; k < node->n_inputs; k++)
+        if (offload_is_state(node->input[k]))
+            offload_make_home(&pass->arrays, node->input[k], turn->first, turn->n, turn->stays);
+    for (int k = 0; k < node->n_outputs; k++)
+        if (offload_is_state(node->output[k]))
+            offload_make_home(&pass->arrays, node->output[k], turn->first, turn->n, turn->stays);
 }
 
 static void add_turn(Pass *pass, Turns *turns, int number, int64_t first, int64_t n, bool stays) {
     const Node *node = pass->graph->node[number];
-    Turn turn = {.node = node, .first = first, .n = n, .number = turns->n, .ready = -1, .stays = stays};
-    turn.streams = !stays && can_stream(pass, node);
+    Turn turn = {.node = node,
+                 .index = number,
+                 .first = first,
+                 .n = n,
+                 .number = turns->n,
+                 .ready = -1,
+                 .stays = stays};
+    turn.streams = !stays && can_stream(pass);
     if (!stays && (turn.streams || !pass->has_own_memory))
         turn.ready = offload_ready(pass->graph, pass->graph->n_nodes, number, first, n);
     pass->streams |= turn.streams;
     if (!stays && n > pass->slot_elements) pass->slot_elements = n;
     pass->hides |= turn.ready >= 0;
     turns->turn[turns->n++] = turn;
-    for (int k = 0; k < node->n_outputs; k++) {
-        Tensor *output = node->output[k];
-        if (is_state(output))
-            make_home(pass, array_of(pass, tensor_root(output)), tensor_root_element(output) + first, n,
-                      stays);
-    }
+    make_homes(pass, &turn);
 }
 
 static void cut_update(Pass *pass, Turns *turns, int number) {
     const Node *node = pass->graph->node[number];
-    int64_t count = update_count(node), piece = piece_elements(pass, node);
-    int64_t n_stay = (int64_t)((double)count * pass->offload->share) / GRAIN * GRAIN;
+    int64_t count = update_n_elements(node), piece = piece_elements(pass, node), grain = grain_of(node);
+    int64_t n_stay = (int64_t)((double)count * pass->offload->share) / grain * grain;
     if (node->op->update != UPDATE_OF_ELEMENTS) n_stay = pass->offload->share >= 1.0 ? count : 0;
     if (pass->offload->share >= 1.0) n_stay = count;
     if (n_stay) add_turn(pass, turns, number, 0, n_stay, true);
@@ -241,7 +162,7 @@ static int count_turns(const Pass *pass, Section section) {
     for (int i = 0; i < pass->graph->n_nodes; i++) {
         const Node *node = pass->graph->node[i];
         if (node->section == section && is_offloaded(node))
-            n += (int)(update_count(node) / piece_elements(pass, node)) + 2;
+            n += (int)(update_n_elements(node) / piece_elements(pass, node)) + 2;
     }
     return n;
 }
@@ -262,27 +183,23 @@ static void find_turns(Pass *pass, Section section) {
     qsort(turns->turn, (size_t)turns->n, sizeof *turns->turn, by_time);
 }
 
-/* ---- a turn's nodes */
+/* ---- what a turn needs, and when it may be sent for */
 
-/* A slot for tensor `at` of an update: its inputs, then its outputs. */
+/* A slot of this turn for n elements as the tensor's; at: its place among the inputs, then the outputs. */
 static Tensor *slot_for(Pass *pass, int turn, int at, const Tensor *tensor, int64_t n) {
-    Tensor **slot = &pass->slot[turn % pass->n_slots][at];
+    Tensor **slot = &pass->slot[turn % pass->n_slots][at][tensor->dtype];
     Place place = pass->streams ? PLACE_STATE : PLACE_HOST;
     if (!*slot)
-        *slot = graph_tensor(pass->graph, place, tensor->dtype, SHAPE(pass->slot_elements), "%s (slot %d)",
-                             tensor->name, turn % pass->n_slots);
-    return graph_view(pass->graph, *slot, SHAPE(n), 0, (*slot)->name);
+        *slot =
+            graph_tensor(pass->graph, place, tensor->dtype, SHAPE(offload_units(tensor, pass->slot_elements)),
+                         "%s (slot %d)", tensor->name, turn % pass->n_slots);
+    return graph_view(pass->graph, *slot, SHAPE(offload_units(tensor, n)), 0, (*slot)->name);
 }
 
 static Tensor *part_of(Pass *pass, const Turn *turn, Tensor *tensor) {
-    if (turn->first == 0 && turn->n == tensor_count(tensor)) return tensor;
-    return graph_view(pass->graph, tensor, SHAPE(turn->n), turn->first, tensor->name);
-}
-
-static Tensor *home_of(const Pass *pass, const Turn *turn, const Tensor *output) {
-    const Array *array = &pass->array[array_of(pass, tensor_root((Tensor *)output))];
-    size_t size = dtype_info(output->dtype)->n_bytes;
-    return find_home(array, (size_t)(tensor_root_element(output) + turn->first) * size);
+    if (turn->first == 0 && turn->n == update_n_elements(turn->node)) return tensor;
+    return graph_view(pass->graph, tensor, SHAPE(offload_units(tensor, turn->n)),
+                      offload_units(tensor, turn->first), tensor->name);
 }
 
 /* Is the piece made by the host beside a device? */
@@ -290,51 +207,86 @@ static bool is_away(const Pass *pass, const Turn *turn) {
     return pass->has_own_memory && !turn->stays && !turn->streams;
 }
 
-/* Is the state of this turn updated where it lies? */
-static bool is_in_reach(const Pass *pass, const Turn *turn, const Tensor *home) {
-    return home->place == PLACE_OPTIMIZER || (is_away(pass, turn) && home->place == PLACE_HOST);
+static Place place_of(const Tensor *tensor) {
+    return tensor_root((Tensor *)tensor)->place;
 }
 
-static Tensor *bring(Pass *pass, int number, Turn *turn, int at, Tensor *from, bool is_out) {
+/* May the kernel of this turn work on the tensor where it lies? What a CPU has in "other" memory, to check
+ * all of this, it has as a file. */
+static bool is_in_reach(const Pass *pass, const Turn *turn, const Tensor *tensor, bool is_home) {
+    Place place = place_of(tensor);
+    if (is_away(pass, turn)) return place == PLACE_HOST;
+    bool is_far = turn->streams || (is_home && !pass->has_own_memory);
+    return is_far ? !place_is_beside(place) : !place_is_file(place);
+}
+
+static bool overlap(const Tensor *a, const Tensor *b) {
+    if (!a || tensor_root((Tensor *)a) != tensor_root((Tensor *)b)) return false;
+    int64_t first = tensor_root_element(a), second = tensor_root_element(b);
+    return first < second + tensor_count(b) && second < first + tensor_count(a);
+}
+
+/* Is it as the turn wants it, wherever it lies? Not while a node between here and the turn's own still writes
+ * it: of updates, pieces that have not had their turn. */
+static bool is_settled(const Pass *pass, const Turns *turns, const Turn *turn, const Tensor *tensor) {
+    for (int i = pass->at + 1; i < turn->index && !offload_is_state(tensor); i++) {
+        const Node *node = pass->node[i];
+        for (int k = 0; k < node->n_outputs && !is_offloaded(node); k++)
+            if (overlap(node->output[k], tensor)) return false;
+    }
+    for (const Turn *before = turns->turn; before < turn; before++) {
+        for (int k = 0; k < before->node->n_outputs && !before->was_run && before->node != turn->node; k++)
+            if (overlap(before->node->output[k], tensor)) return false;
+    }
+    return true;
+}
+
+/* The way to a slot; the other way is `take_back`'s. */
+static Tensor *bring(Pass *pass, int number, Turn *turn, int at, Tensor *from) {
     Tensor *slot = slot_for(pass, number, at, from, turn->n);
+    bool is_out = is_away(pass, turn) && !place_is_beside(place_of(from));
     turn->came[turn->n_came++] =
         is_out ? op_offload(pass->graph, from, slot) : op_fetch(pass->graph, from, slot);
     return slot;
 }
 
-/* Everything that the kernel needs is sent for. */
-static void begin_turn(Pass *pass, const Turns *turns, int number) {
+/* Where the turn's elements of a tensor are between steps. */
+static Tensor *lying(Pass *pass, const Turn *turn, Tensor *tensor) {
+    return offload_is_state(tensor) ? offload_home_of(&pass->arrays, tensor, turn->first)
+                                    : part_of(pass, turn, tensor);
+}
+
+/* The copy is written and not read; but where a factor says that nothing changes, it goes back as it came. */
+static bool is_only_written(const Node *node, int k) {
+    return k == node->n_outputs - 1 && !(node->n_inputs > 2 && node->input[2]);
+}
+
+/* Everything that the kernel needs is sent for, or, before its time, what may be. */
+static void begin_turn(Pass *pass, const Turns *turns, int number, bool is_time) {
     Turn *turn = &turns->turn[number];
     const Node *node = turn->node;
-    bool goes = is_away(pass, turn);
     for (int k = 0; k < node->n_inputs; k++) {
         Tensor *input = node->input[k];
-        if (!input) continue;
-        bool is_flat = k == 0; /* the gradient; others are numbers for all elements */
-        turn->input[k] = is_flat ? part_of(pass, turn, input) : input;
-        if (goes && is_flat && input->place != PLACE_HOST)
-            turn->input[k] = bring(pass, number, turn, k, turn->input[k], true);
-        else if (goes && !is_flat) turn->input[k] = pass->small[k];
+        if (!input || turn->input[k]) continue;
+        if (!is_flat_input(node, k)) {
+            turn->input[k] = is_away(pass, turn) ? pass->small[k] : input;
+            continue;
+        }
+        Tensor *from = lying(pass, turn, input);
+        if (is_in_reach(pass, turn, from, offload_is_state(input))) turn->input[k] = from;
+        else if (is_time || is_settled(pass, turns, turn, input))
+            turn->input[k] = bring(pass, number, turn, k, from);
     }
     for (int k = 0; k < node->n_outputs; k++) {
         Tensor *output = node->output[k];
         int at = NODE_MAX_INPUTS + k;
-        if (!output) continue;
-        if (is_state(output)) {
-            Tensor *home = home_of(pass, turn, output);
-            turn->output[k] =
-                is_in_reach(pass, turn, home) ? home : bring(pass, number, turn, at, home, false);
-            continue;
-        }
-        Tensor *part = part_of(pass, turn, output);
-        /* The copy is written and not read; but where a factor says that nothing changes, it goes back as it
-         * came. */
-        bool is_written = k == node->n_outputs - 1 && !(node->n_inputs > 2 && node->input[2]);
-        /* Weights that are offloaded too are written where they lie. */
-        if (!goes || part->place == PLACE_HOST) turn->output[k] = part;
-        else
-            turn->output[k] = is_written ? slot_for(pass, number, at, part, turn->n)
-                                         : bring(pass, number, turn, at, part, true);
+        if (!output || turn->output[k]) continue;
+        Tensor *part = is_flat_output(node, k) ? lying(pass, turn, output) : output;
+        if (!is_flat_output(node, k) || is_in_reach(pass, turn, part, offload_is_state(output)))
+            turn->output[k] = part;
+        else if (is_only_written(node, k)) turn->output[k] = slot_for(pass, number, at, part, turn->n);
+        else if (is_time || is_settled(pass, turns, turn, output))
+            turn->output[k] = bring(pass, number, turn, at, part);
     }
 }
 
@@ -356,32 +308,32 @@ static const void *attributes_of(Pass *pass, const Turn *turn) {
     elements->runs = runs;
     elements->n_runs = n_runs;
     elements->first_element += turn->first;
+    elements->n_before += turn->first;
     return attributes;
 }
 
 /* Slots that an earlier turn sends to the device from are free again. */
 static void free_slots(Pass *pass, const Turns *turns, int number) {
-    if (number < pass->n_slots) return;
+    if (number < pass->n_slots || !is_away(pass, &turns->turn[number])) return;
     const Turn *before = &turns->turn[number - pass->n_slots];
     for (int i = 0; i < before->n_up; i++) op_move_wait(pass->graph, before->up[i], true);
 }
 
-/* New state to its home, new weights to the device. */
+/* New state to its home, new weights to where they are read. */
 static void take_back(Pass *pass, Turn *turn) {
     const Node *node = turn->node;
     for (int k = 0; k < node->n_outputs; k++) {
-        Tensor *output = node->output[k];
-        if (!output) continue;
-        if (is_state(output)) {
-            Tensor *home = home_of(pass, turn, output);
-            if (home != turn->output[k]) op_offload(pass->graph, turn->output[k], home);
-        } else if (is_away(pass, turn) && output->place != PLACE_HOST) {
-            turn->up[turn->n_up++] = op_fetch(pass->graph, turn->output[k], part_of(pass, turn, output));
-        }
+        if (!node->output[k] || !is_flat_output(node, k)) continue;
+        Tensor *to = lying(pass, turn, node->output[k]);
+        if (is_in_reach(pass, turn, to, offload_is_state(node->output[k]))) continue;
+        bool is_out = place_is_beside(place_of(to));
+        const Node *move = is_out ? op_offload(pass->graph, turn->output[k], to)
+                                  : op_fetch(pass->graph, turn->output[k], to);
+        if (!offload_is_state(node->output[k])) turn->up[turn->n_up++] = move;
     }
 }
 
-/* The device goes on with the new weights of the whole node. */
+/* Others than updates touch weights too: they go on with the new ones of the whole node. */
 static void join_device(Pass *pass, const Turns *turns, const Node *node) {
     const Turn *turn = turns->turn;
     for (int i = turns->n - 1; i >= 0; i--)
@@ -393,16 +345,18 @@ static void run_turn(Pass *pass, const Turns *turns, int number) {
     Graph *graph = pass->graph;
     Turn *turn = &turns->turn[number];
     const Node *node = turn->node;
+    begin_turn(pass, turns, number, true);
     for (int i = 0; i < turn->n_came; i++) op_move_wait(graph, turn->came[i], !turn->streams);
     free_slots(pass, turns, number);
     Node *update = graph_record(graph, node->op, attributes_of(pass, turn), node->attributes_bytes,
                                 node->n_inputs, turn->input, node->n_outputs, turn->output);
+    memcpy(update->write, node->write, sizeof update->write);
     update->is_on_host = is_away(pass, turn);
     update->phase = node->phase;
     take_back(pass, turn);
-    int ahead = number + pass->n_slots - 1;
-    if (ahead < turns->n) begin_turn(pass, turns, ahead);
     turn->was_run = true;
+    int ahead = number + pass->n_slots - 1;
+    if (ahead < turns->n) begin_turn(pass, turns, ahead, false);
 }
 
 /* Numbers that all turns of a section read where the host takes some: learning rate, factor of the
@@ -413,7 +367,7 @@ static void bring_small(Pass *pass, const Turns *turns, const Node *node) {
     for (int i = 0; i < turns->n; i++) is_needed |= is_away(pass, &turns->turn[i]);
     for (int k = 0; k < node->n_inputs && is_needed; k++) {
         Tensor *input = node->input[k];
-        if (!input || k == 0) continue;
+        if (!input || is_flat_input(node, k)) continue;
         pass->small[k] =
             graph_tensor(pass->graph, PLACE_HOST, input->dtype, input->shape, "%s (host)", input->name);
         start[k] = op_offload(pass->graph, input, pass->small[k]);
@@ -423,7 +377,7 @@ static void bring_small(Pass *pass, const Turns *turns, const Node *node) {
 }
 
 static void begin_turns(Pass *pass, const Turns *turns) {
-    for (int i = 0; i < pass->n_slots - 1 && i < turns->n; i++) begin_turn(pass, turns, i);
+    for (int i = 0; i < pass->n_slots - 1 && i < turns->n; i++) begin_turn(pass, turns, i, false);
 }
 
 /* In the place of an update. */
@@ -448,6 +402,11 @@ static void run_ready(Pass *pass, int number) {
 
 /* ---- copies of the state */
 
+static Tensor *copy_slot(Pass *pass, int number, int array, const Tensor *piece) {
+    Tensor *slot = slot_for(pass, number, COPY_SLOTS + array, piece, 0);
+    return graph_view(pass->graph, tensor_root(slot), SHAPE(tensor_count(piece)), 0, slot->name);
+}
+
 static void copy_piece(Pass *pass, int number, int array, Tensor *from, Tensor *to) {
     Graph *graph = pass->graph;
     bool is_in_reach_of_host = pass->has_own_memory && !pass->streams; /* else moves may be under way */
@@ -456,21 +415,23 @@ static void copy_piece(Pass *pass, int number, int array, Tensor *from, Tensor *
         graph->node[graph->n_nodes - 1]->is_on_host = from->place == PLACE_HOST;
         return;
     }
-    Tensor *slot = slot_for(pass, number, COPY_SLOTS + array, from, tensor_count(from));
+    Tensor *slot = copy_slot(pass, number, array, from);
     op_fetch(graph, from, slot);
     op_offload(graph, slot, to); /* the mover knows which of the two comes first */
 }
 
 static void copy_pieces(Pass *pass, const Node *node) {
-    int number = array_of(pass, node->input[0]);
-    const Array *from = &pass->array[number], *to = &pass->array[array_of(pass, node->output[0])];
+    const OffloadArrays *arrays = &pass->arrays;
+    int number = offload_array_of(arrays, node->input[0]);
+    const OffloadArray *from = &arrays->array[number];
+    const OffloadArray *to = &arrays->array[offload_array_of(arrays, node->output[0])];
     for (int i = 0; i < from->n_homes; i++)
         copy_piece(pass, i, number, from->homes[i].home, to->homes[i].home);
 }
 
 static bool is_copy_of_array(const Pass *pass, const Node *node) {
-    return node->op == &OP_COPY && array_of(pass, node->input[0]) >= 0 &&
-           array_of(pass, node->output[0]) >= 0;
+    return node->op == &OP_COPY && offload_array_of(&pass->arrays, node->input[0]) >= 0 &&
+           offload_array_of(&pass->arrays, node->output[0]) >= 0;
 }
 
 /* ---- the pass */
@@ -487,8 +448,10 @@ static void make_nodes(Pass *pass) {
     Node *const *nodes = arena_copy(&graph->arena, graph->node, (size_t)n_nodes * sizeof *nodes);
     bool has_begun = false;
     graph->n_nodes = 0;
+    pass->node = nodes;
     for (int i = 0; i < n_nodes; i++) {
         Node *node = nodes[i];
+        pass->at = i;
         graph->section = node->section;
         graph->chunk = node->chunk;
         graph->block = node->block;
@@ -511,37 +474,41 @@ static void make_nodes(Pass *pass) {
     }
 }
 
-/* An update that is made element by element has nothing but numbers beside its arrays, and no other node
- * reads the state. */
+/* No other node has the state but copies of it; and of what is no number an element the host's kernels have a
+ * copy, which brings back nothing. */
 static bool check_updates(const Pass *pass) {
-    bool is_fine = true;
-    for (int i = 0; i < pass->graph->n_nodes; i++) {
-        const Node *node = pass->graph->node[i];
+    Graph *graph = pass->graph;
+    for (int i = 0; i < graph->n_nodes && graph->error.status == STATUS_OK; i++) {
+        const Node *node = graph->node[i];
+        bool is_alone = node->op->update || node->op == &OP_COPY;
         for (int k = 0; k < node->n_inputs; k++)
-            is_fine = is_fine && (!is_state(node->input[k]) || node->op == &OP_COPY);
-        for (int k = 0; k < node->n_outputs && is_offloaded(node); k++)
-            is_fine = is_fine && (!node->output[k] || tensor_count(node->output[k]) == update_count(node));
+            graph_check(graph, is_alone || !offload_is_state(node->input[k]),
+                        "--offload optimizer has a piece of the state at a time, and %s needs more at once; "
+                        "take another --optimizer, or leave out --offload",
+                        node->op->name);
+        if (!is_offloaded(node)) continue;
+        for (int k = 0; k < node->n_inputs; k++) {
+            const Tensor *input = node->input[k];
+            if (is_flat_input(node, k))
+                graph_check(graph, tensor_count(input) == offload_units(input, update_n_elements(node)),
+                            "--offload optimizer: %s has not as many elements as %s", input->name,
+                            node->op->name);
+        }
+        bool has_sums = node->op->update_shared_outputs || (node->op->update_shared_inputs & ~UPDATE_NUMBERS);
+        graph_check(graph, !has_sums || !pass->has_own_memory || can_stream(pass),
+                    "--offload optimizer: %s sums up tensors, and the host's cores would add up in another "
+                    "order than the device; give --offload optimizer:host and --offload-update device",
+                    node->op->name);
     }
-    return graph_check(
-        pass->graph, is_fine,
-        "--offload optimizer has a piece of the state at a time, and this optimizer needs more at "
-        "once; take --optimizer adamw or sgd");
+    return graph->error.status == STATUS_OK;
 }
 
 static void check_rest(const Pass *pass) {
     for (int i = 0; i < pass->graph->n_nodes; i++) {
-        for (int k = 0; k < pass->n_arrays; k++)
-            graph_check(pass->graph, !node_touches_root(pass->graph->node[i], pass->array[k].root),
+        for (int k = 0; k < pass->arrays.n; k++)
+            graph_check(pass->graph, !node_touches_root(pass->graph->node[i], pass->arrays.array[k].root),
                         "--offload optimizer: %s needs all of %s at once", pass->graph->node[i]->op->name,
-                        pass->array[k].root->name);
-    }
-}
-
-static void give_homes(Pass *pass) {
-    for (int i = 0; i < pass->n_arrays; i++) {
-        const Array *array = &pass->array[i];
-        array->root->homes = array->homes;
-        array->root->n_homes = array->n_homes;
+                        pass->arrays.array[k].root->name);
     }
 }
 
@@ -559,17 +526,18 @@ void offload_update(Graph *graph, const Offload *offload, const BackendTraits *t
                  .has_own_memory = traits_has_own_memory(traits)};
     Section section_before = graph->section;
     int chunk_before = graph->chunk, block_before = graph->block;
-    find_arrays(&pass);
-    if (!graph_check(graph, pass.n_arrays > 0,
+    Place away = offload->to[OFFLOAD_OPTIMIZER] == OFFLOAD_FILE ? PLACE_FILE : PLACE_HOST;
+    pass.arrays = offload_arrays_find(graph, away);
+    if (!graph_check(graph, pass.arrays.n > 0,
                      "--offload optimizer: this optimizer keeps nothing; leave it out"))
         return;
     if (!check_updates(&pass)) return;
     for (int section = 0; section < N_SECTIONS; section++) find_turns(&pass, (Section)section);
     if (pass.streams) pass.n_slots = slots_for(pass.turns[SECTION_UPDATE].n);
-    for (int i = 0; i < pass.n_arrays; i++) fill_gaps(&pass, i);
     make_nodes(&pass);
     check_rest(&pass);
-    give_homes(&pass);
+    offload_fill_gaps(&pass.arrays, offload->share >= 1.0);
+    offload_give_homes(&pass.arrays);
     graph->section = section_before;
     graph->chunk = chunk_before;
     graph->block = block_before;

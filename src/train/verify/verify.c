@@ -128,13 +128,15 @@ static void compare_number(const Comparer *comparer, VerifyNumber which, double 
 
 /* ---- bit by bit */
 
+/* As it is stored, whatever its type. */
 static Status add_array(const Comparer *comparer, const Tensor *array, Checksum *checksum, Error *error) {
-    int64_t n = tensor_count(array), piece = comparer->reference->table.n_flat_elements;
-    for (int64_t first = 0; first < n; first += piece) {
-        int64_t count = n - first < piece ? n - first : piece;
-        TRY(executor_download_f32(&comparer->training->step.executor, array, first, count, comparer->held,
-                                  error));
-        checksum_add(checksum, comparer->held, (size_t)count * sizeof(float));
+    size_t n_bytes = tensor_bytes(array);
+    size_t piece = (size_t)comparer->reference->table.n_flat_elements * sizeof(float);
+    for (size_t first = 0; first < n_bytes; first += piece) {
+        size_t n = n_bytes - first < piece ? n_bytes - first : piece;
+        TRY(executor_download_part(&comparer->training->step.executor, array, first, n, comparer->held,
+                                   error));
+        checksum_add(checksum, comparer->held, n);
     }
     return STATUS_OK;
 }

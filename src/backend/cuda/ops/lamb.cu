@@ -137,8 +137,8 @@ static __global__ void __launch_bounds__(THREADS)
     a.partial[(int64_t)blockIdx.x * UPDATE_SUMS + LAMB_STEP] = lengths;
 }
 
-/* A block a tensor of the launch: adds up the tiles of its segments, which lie one behind the other, in an
- * order that is always the same. */
+/* A block a tensor of the launch: adds up the tiles of a segment, in an order that is always the same, and
+ * adds that to the tensor's sums, segment by segment: they lie one behind the other. */
 static __global__ void __launch_bounds__(THREADS)
     join_kernel(LambCall a, const __grid_constant__ LambTable table) {
     __shared__ double shared[UPDATE_SUMS][THREADS];
@@ -146,24 +146,25 @@ static __global__ void __launch_bounds__(THREADS)
     float scale = a.factor ? *a.factor : 1.0f;
     if (!isfinite(scale) || tensor < 0) return;
     if (index && table.segment[index - 1].tensor == tensor) return; /* another block's */
-    double sum[UPDATE_SUMS] = {0.0, 0.0};
     for (; index < table.n_segments && table.segment[index].tensor == tensor; index++) {
         if (!table.segment[index].is_counted) continue;
+        double sum[UPDATE_SUMS] = {0.0, 0.0};
         int first = index ? table.segment[index - 1].end_tile : 0;
         for (int tile = first + (int)threadIdx.x; tile < table.segment[index].end_tile; tile += THREADS)
 #pragma unroll
             for (int k = 0; k < UPDATE_SUMS; k++)
                 sum[k] += (double)a.partial[(int64_t)tile * UPDATE_SUMS + k];
-    }
-    for (int k = 0; k < UPDATE_SUMS; k++) shared[k][threadIdx.x] = sum[k];
-    __syncthreads();
-    for (int half = THREADS / 2; half; half /= 2) {
-        if ((int)threadIdx.x < half)
-            for (int k = 0; k < UPDATE_SUMS; k++) shared[k][threadIdx.x] += shared[k][threadIdx.x + half];
+        for (int k = 0; k < UPDATE_SUMS; k++) shared[k][threadIdx.x] = sum[k];
         __syncthreads();
+        for (int half = THREADS / 2; half; half /= 2) {
+            if ((int)threadIdx.x < half)
+                for (int k = 0; k < UPDATE_SUMS; k++) shared[k][threadIdx.x] += shared[k][threadIdx.x + half];
+            __syncthreads();
+        }
+        if (threadIdx.x < UPDATE_SUMS)
+            a.sums[(int64_t)tensor * UPDATE_SUMS + threadIdx.x] += (float)shared[threadIdx.x][0];
+        __syncthreads(); /* the next segment's sums come to the same place */
     }
-    if (threadIdx.x < UPDATE_SUMS)
-        a.sums[(int64_t)tensor * UPDATE_SUMS + threadIdx.x] += (float)shared[threadIdx.x][0];
 }
 
 /* lamb_ratio, on the device. */
@@ -219,7 +220,7 @@ extern "C" Status cuda_lamb_measure(const KernelCall *call, Error *error) {
     }
     LambTable table;
     LambWalk walk = {};
-    while (next_table(&a->spans, a->elements.first_element, count, &walk, &table)) {
+    while (next_table(&a->spans, &a->elements, count, &walk, &table)) {
         measure_kernel<<<(unsigned)table.n_tiles, THREADS, 0, cuda_context(call)->stream>>>(arguments, table);
         TRY(cuda_launched("lamb_measure", error));
         join_kernel<<<(unsigned)table.n_segments, THREADS, 0, cuda_context(call)->stream>>>(arguments, table);
@@ -239,7 +240,7 @@ extern "C" Status cuda_lamb(const KernelCall *call, Error *error) {
     arguments.copy = whole(node->output[1] ? call->out[1] : NULL, node->output[1]);
     LambTable table;
     LambWalk walk = {};
-    while (next_table(&a->spans, a->elements.first_element, tensor_count(node->output[0]), &walk, &table)) {
+    while (next_table(&a->spans, &a->elements, tensor_count(node->output[0]), &walk, &table)) {
         update_kernel<<<(unsigned)table.n_tiles, THREADS, 0, cuda_context(call)->stream>>>(arguments, table);
         TRY(cuda_launched("lamb", error));
     }

@@ -69,7 +69,9 @@ extern "C" Status cuda_lamb_freshen(const KernelCall *call, Error *error) {
             "lamb_freshen", error));
     LambTable table;
     LambWalk walk = {};
-    while (next_table(&a->spans, a->first_element, tensor_count(node->output[1]), &walk, &table)) {
+    UpdateElements elements = {};
+    elements.first_element = a->first_element;
+    while (next_table(&a->spans, &elements, tensor_count(node->output[1]), &walk, &table)) {
         freshen_kernel<<<(unsigned)table.n_tiles, THREADS, 0, cuda_context(call)->stream>>>(arguments, table);
         TRY(cuda_launched("lamb_freshen", error));
     }

@@ -1,10 +1,10 @@
 /* Which elements are of which tensor, for kernels of LAMB: a flat array is cut into tiles, 8 elements a thread
- * of one block, each within one tensor. The segments travel as an argument of the kernels, as runs do
+ * of one block, each within one tensor and one run (LAMB_RUN). The segments travel as an argument of the kernels, as runs do
  * (decay_runs.cuh); more than fit are several launches:
  *
  *     LambTable table;
  *     LambWalk walk = {};
- *     while (next_table(&spans, first_element, count, &walk, &table))
+ *     while (next_table(&spans, &elements, count, &walk, &table))
  *         kernel<<<table.n_tiles, THREADS, ...>>>(..., table);     // segment_of, element_of */
 #ifndef PGPT_BACKEND_CUDA_OPS_LAMB_TABLE_CUH
 #define PGPT_BACKEND_CUDA_OPS_LAMB_TABLE_CUH
@@ -37,8 +37,10 @@ typedef struct {
     int span;
 } LambWalk;
 
-static LambSegment segment_at(const TensorSpans *spans, int64_t shift, int64_t count, LambWalk *walk) {
-    int64_t first = walk->element;
+static LambSegment segment_at(const TensorSpans *spans, const UpdateElements *elements, int64_t count,
+                              LambWalk *walk) {
+    int64_t shift = elements->first_element, first = walk->element,
+            run_end = lamb_run_end(elements->n_before, first);
     while (walk->span < spans->n_spans && spans->span[walk->span].end - shift <= first) walk->span++;
     const TensorSpan *span = walk->span < spans->n_spans ? &spans->span[walk->span] : NULL;
     LambSegment segment = {first, count, 0, -1, false};
@@ -50,15 +52,16 @@ static LambSegment segment_at(const TensorSpans *spans, int64_t shift, int64_t c
         segment.is_counted = span->is_counted;
     }
     if (segment.end > count) segment.end = count;
+    if (segment.end > run_end) segment.end = run_end;
     return segment;
 }
 
-/* The next launch, of elements that the spans count from `shift` on: false when there is none. */
-static bool next_table(const TensorSpans *spans, int64_t shift, int64_t count, LambWalk *walk,
-                       LambTable *table) {
+/* The next launch: false when there is none. */
+static bool next_table(const TensorSpans *spans, const UpdateElements *elements, int64_t count,
+                       LambWalk *walk, LambTable *table) {
     table->n_segments = table->n_tiles = 0;
     while (walk->element < count && table->n_segments < MAX_SEGMENTS) {
-        LambSegment segment = segment_at(spans, shift, count, walk);
+        LambSegment segment = segment_at(spans, elements, count, walk);
         table->n_tiles += (int)((segment.end - segment.first + LAMB_TILE - 1) / LAMB_TILE);
         segment.end_tile = table->n_tiles;
         table->segment[table->n_segments++] = segment;

@@ -42,11 +42,12 @@ size_t cuda_squared_norm_scratch(const CudaTraits *gpu, const Node *node) {
     return cuda_reduce_all_scratch(gpu, tensor_count(node->input[0]));
 }
 
-/* Two sums of every tile, each of which lies within a tensor or between two. */
+/* Two sums of every tile, each of which lies within a run and a tensor, or between two. */
 size_t cuda_lamb_measure_scratch(const CudaTraits *gpu, const Node *node) {
     (void)gpu;
     const LambAttributes *a = node->attributes;
-    int64_t n_tiles = tensor_count(node->input[0]) / LAMB_TILE + 2 * a->spans.n_spans + 1;
+    int64_t n = tensor_count(node->input[0]);
+    int64_t n_tiles = n / LAMB_TILE + n / LAMB_RUN + 2 * a->spans.n_spans + 2;
     return (size_t)n_tiles * UPDATE_SUMS * sizeof(float);
 }
 
