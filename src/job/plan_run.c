@@ -418,6 +418,7 @@ Status plan_figures(PlanRun *plan, PlanFigures *figures, Error *error) {
     *figures = (PlanFigures){.schedule = schedule_of(run), .links = links_of(machine, n_ranks)};
     SpeedUse use = {n_ranks, (int)run->values.train.n_threads, (PrecisionKind)run->values.train.precision};
     figures->speed = rank_speed(machine, &use);
+    figures->schedule.most_speed = 1.0 / figures->speed.turns;
     RankTimes *times = ARENA_ARRAY(&figures->arena, RankTimes, run->shape.size[AXIS_PP]);
     TRY_GOTO(plan_ranks(plan, figures, times, error), failed);
     TRY_GOTO(step_times(&figures->schedule, times, machine->network.step_us * 1e-6, &figures->arena,

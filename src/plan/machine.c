@@ -46,8 +46,15 @@ static const OptionSpec device_specs[] = {
     OPTION_FLOAT("thread-efficiency", MachineDevice, thread_efficiency, 1.0, 0.0, 1.0,
                  "of a CPU: part of all cores' rates that one rank with a thread on each reaches",
                  .flags = OPTION_ABOVE_MIN),
+    OPTION_FLOAT("busy-efficiency", MachineDevice, busy_efficiency, 1.0, 0.0, 1.0,
+                 "of a CPU: part of a core's rate that is left where other ranks keep all other cores busy",
+                 .flags = OPTION_ABOVE_MIN),
     RATE("launch-us", MachineDevice, launch_us, 0.0, "microseconds that every instruction takes besides"),
     RATE("watts", MachineDevice, watts, 0.0, "of a device with its share of the host; 0: not known"),
+    DEVICE(STRING, "samples", samples, "", "OP:SIZES=RATE ...",
+           "rates of instructions as measured, in 'dtype': they go before the rates above"),
+    DEVICE(STRING, "all-thread-samples", all_thread_samples, "", "OP:SIZES=RATE ...",
+           "of a CPU: the same by one rank with a thread on every core"),
     OPTION_END,
 };
 
@@ -136,6 +143,18 @@ static Status refuse_name(const char *name, Error *error) {
         plain_value(name).text, format_did_you_mean(name, machine_names).text, known);
 }
 
+static Status read_samples(Machine *machine, Arena *arena, Error *error) {
+    const char *texts[] = {machine->device.samples, machine->device.all_thread_samples};
+    const Samples **read[] = {&machine->samples, &machine->all_thread_samples};
+    for (int i = 0; i < 2; i++) {
+        if (!texts[i] || !*texts[i]) continue;
+        Samples *samples = ARENA_ARRAY(arena, Samples, 1);
+        TRY(samples_read(texts[i], arena, samples, error));
+        *read[i] = samples;
+    }
+    return STATUS_OK;
+}
+
 Status machine_open(MachineFile *file, const char *name, Error *error) {
     *file = (MachineFile){0};
     const char *text = machine_text(name);
@@ -143,7 +162,8 @@ Status machine_open(MachineFile *file, const char *name, Error *error) {
     TRY(options_init(&file->options, &machine_file_command, &file->machine, error));
     if (text) TRY_GOTO(read_text(&file->options, name, text, error), failed);
     else TRY_GOTO(options_read_config(&file->options, name, error), failed);
-    if (machine_check(&file->machine, error) != STATUS_OK) {
+    if (machine_check(&file->machine, error) != STATUS_OK ||
+        read_samples(&file->machine, &file->options.arena, error) != STATUS_OK) {
         error_prefix(error, "machine %s: ", plain_value(name).text);
         goto failed;
     }

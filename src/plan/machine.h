@@ -15,6 +15,7 @@
 #define PGPT_PLAN_MACHINE_H
 
 #include "base/options/options.h"
+#include "plan/samples.h"
 
 /* How collectives are carried out. */
 typedef enum {
@@ -41,11 +42,13 @@ typedef struct {
     double attention_forward, attention_backward; /* of the rate of GEMMs */
     double memory_gbs, memory_efficiency;
     double cache_mib, cache_gbs; /* what fits there is read and written at this rate; 0: as memory */
-    double
-        /* of a CPU: of its cores' rates together, the part that all threads of one rank reach */
-        thread_efficiency;
-    double launch_us; /* before an instruction begins to work */
-    double watts;     /* of a device with its share of the host; 0: not known */
+    /* Of a CPU: the part of its cores' rates together that all threads of one rank reach; and of a core's rate
+     * the part that is left where ranks keep all the others busy. */
+    double thread_efficiency, busy_efficiency;
+    double launch_us;               /* before an instruction begins to work */
+    double watts;                   /* of a device with its share of the host; 0: not known */
+    const char *samples;            /* rates as measured (samples.h), in the machine's dtype; "": none */
+    const char *all_thread_samples; /* of a CPU, by one rank with a thread on every core */
 } MachineDevice;
 
 /* A host: so many devices, and what connects them. */
@@ -72,6 +75,7 @@ typedef struct {
     MachineDevice device;
     MachineHost host;
     MachineNetwork network;
+    const Samples *samples, *all_thread_samples; /* read; NULL: none */
 } Machine;
 
 typedef struct {

@@ -46,6 +46,39 @@ static double cores_of(const Machine *machine, const SpeedUse *use) {
     return fmin(threads * (1.0 - fmin(fmax(loss, 0.0), 0.9)), n_cores / ranks);
 }
 
+/* Ranks of a host that compute at a time, and what is left of each one's rate: ranks with more threads than
+ * there are cores take turns, and cores that others keep busy slow a core down. */
+static double active_of(const Machine *machine, const SpeedUse *use) {
+    double ranks = machine_ranks_a_host(machine, use->n_ranks), n_cores = (double)machine->host.n_cores;
+    return n_cores > 0.0 ? fmin(ranks, n_cores) : 1.0;
+}
+
+static double turns_of(const Machine *machine, const SpeedUse *use) {
+    double n_cores = (double)machine->host.n_cores, threads = threads_of(machine, use);
+    double ranks = machine_ranks_a_host(machine, use->n_ranks);
+    return n_cores > 0.0 ? fmin(1.0, n_cores / (ranks * fmin(threads, n_cores))) : 1.0;
+}
+
+static double busy_share(const Machine *machine, const SpeedUse *use) {
+    double n_cores = (double)machine->host.n_cores, threads = threads_of(machine, use);
+    double ranks = machine_ranks_a_host(machine, use->n_ranks), busy = machine->device.busy_efficiency;
+    double others = fmin(ranks * threads, n_cores) - fmin(threads, n_cores);
+    return n_cores > 1.0 && busy > 0.0 ? 1.0 - (1.0 - busy) * others / (n_cores - 1.0) : 1.0;
+}
+
+static void use_samples(RankSpeed *speed, const Machine *machine, const SpeedUse *use) {
+    double n_cores = (double)machine->host.n_cores;
+    bool is_measured = strcmp(machine->device.dtype, precision_names[use->precision]) == 0;
+    speed->turns = turns_of(machine, use);
+    speed->share = speed->turns * busy_share(machine, use);
+    if (!is_measured || !machine->samples) return;
+    speed->one_thread = machine->samples;
+    speed->all_threads = machine->all_thread_samples;
+    if (n_cores > 1.0) speed->all_threads_part = log(fmin(threads_of(machine, use), n_cores)) / log(n_cores);
+    if (n_cores > 0.0 && machine->host.host_memory_gbs > 0.0)
+        speed->shared_memory = machine->host.host_memory_gbs * 1e9 / machine_ranks_a_host(machine, use->n_ranks);
+}
+
 RankSpeed rank_speed(const Machine *machine, const SpeedUse *use) {
     const MachineDevice *device = &machine->device;
     double cores = cores_of(machine, use), n_cores = (double)machine->host.n_cores;
@@ -57,20 +90,22 @@ RankSpeed rank_speed(const Machine *machine, const SpeedUse *use) {
     double vector =
         device->vector_tflops > 0.0 ? device->vector_tflops * 1e12 : peak_of(machine, false, false);
     bool is_tf32 = use->precision == PRECISION_TF32;
-    return (RankSpeed){.machine = machine,
+    RankSpeed speed = {.machine = machine,
                        .classes = machine_gemm_classes(machine),
                        .gemm_16 = gemm * peak_of(machine, true, false),
                        .gemm_32 = gemm * peak_of(machine, false, is_tf32),
                        .vector = vector * cores,
                        .memory = memory,
                        .cache = device->cache_gbs > 0.0 ? device->cache_gbs * 1e9 * cores : memory,
-                       .cache_bytes = device->cache_mib * 1048576.0,
+                       .cache_bytes = device->cache_mib * 1048576.0 / active_of(machine, use),
                        .launch = device->launch_us * 1e-6,
                        .host = host > 0.0 ? host : USUAL_HOST,
                        .bus = machine->host.bus_gbs > 0.0 ? machine->host.bus_gbs * 1e9 : USUAL_BUS,
                        .disk =
                            (machine->host.disk_gbs > 0.0 ? machine->host.disk_gbs * 1e9 : USUAL_DISK) / ranks,
                        .overlaps = n_cores <= 0.0 || ranks * threads_of(machine, use) < n_cores};
+    use_samples(&speed, machine, use);
+    return speed;
 }
 
 /* ---- Instructions */
@@ -79,37 +114,8 @@ static bool begins(const Node *node, const char *words) {
     return strncmp(node->op->name, words, strlen(words)) == 0;
 }
 
-static double rows(const Tensor *tensor) {
-    return (double)shape_rows(tensor->shape);
-}
-
-static double columns(const Tensor *tensor) {
-    return (double)shape_columns(tensor->shape);
-}
-
 static bool is_backward(const Node *node) {
     return strstr(node->op->name, "_backward") != NULL;
-}
-
-bool node_gemm(const Node *node, double *M, double *N, double *K) {
-    bool is_grouped = begins(node, "grouped_");
-    if (!is_grouped && !begins(node, "linear")) return false;
-    const Tensor *x = node->input[0], *other = node->input[1];
-    if (!x || !other) return false;
-    *M = rows(x);
-    *K = columns(x);
-    *N = node->output[0] ? columns(node->output[0]) : *K;
-    if (strstr(node->op->name, "weight_gradient")) { /* dy, x: rows are the terms */
-        *K = *M;
-        *M = columns(x);
-        *N = columns(other);
-    }
-    if (is_grouped) {
-        const Tensor *weight = strstr(node->op->name, "weight_gradient") ? node->output[0] : other;
-        double n = weight && weight->shape.n_dims == 3 ? (double)weight->shape.dim[0] : 1.0;
-        *(strstr(node->op->name, "weight_gradient") ? K : M) /= n;
-    }
-    return true;
 }
 
 static double arithmetic_rate(const RankSpeed *speed, const Node *node, NodeBound *bound) {
@@ -128,9 +134,26 @@ static double arithmetic_rate(const RankSpeed *speed, const Node *node, NodeBoun
     return speed->vector;
 }
 
+/* As measured. With some of the cores a rank is as far between one thread and all, in logarithms, as their
+ * number is. */
+static bool measured_time(const RankSpeed *speed, const Node *node, const Cost *cost, NodeTime *time) {
+    double seconds, of_all;
+    if (!speed->one_thread || !samples_seconds(speed->one_thread, node, &seconds)) return false;
+    if (speed->all_threads_part > 0.0 && samples_seconds(speed->all_threads, node, &of_all))
+        seconds *= pow(of_all / seconds, speed->all_threads_part);
+    arithmetic_rate(speed, node, &time->bound);
+    if (time->bound == BOUND_VECTOR) time->bound = BOUND_MEMORY;
+    time->seconds = seconds / speed->share;
+    if (speed->shared_memory > 0.0 && cost->bytes > speed->cache_bytes)
+        time->seconds = fmax(time->seconds, cost->bytes / speed->shared_memory);
+    if (time->seconds < speed->launch) *time = (NodeTime){speed->launch, BOUND_LAUNCH};
+    return true;
+}
+
 NodeTime rank_node_time(const RankSpeed *speed, const Node *node) {
     Cost cost = op_cost(node);
     NodeTime time = {0};
+    if (!node->is_on_host && measured_time(speed, node, &cost, &time)) return time;
     double arithmetic = cost.flops > 0.0 ? cost.flops / arithmetic_rate(speed, node, &time.bound) : 0.0;
     if (node->is_on_host) /* which reads and writes, and has no launches */
         return (NodeTime){.seconds = cost.bytes / speed->host, .bound = BOUND_MEMORY};
