@@ -140,11 +140,13 @@ static Status measure_together(MachineMeasure *measure, const BenchSetup *setup,
     MachineSamples busy = {0};
     RateSum memory = {0};
     double alone = 0.0, together = 0.0, cache = device->cache_mib * 1048576.0 / ranks->size;
-    CoreSet all = cores_possible(), mine = cores_slice(&all, ranks->rank, ranks->size), before = cores_allowed();
+    CoreSet all = cores_possible(), mine = cores_slice(&all, ranks->rank, ranks->size),
+            before = cores_allowed();
     cores_bind(&mine);
     machine_samples_take(&busy, setup, 1, ranks, error);
     cores_bind(&before);
-    for (int i = 0; i < busy.n && ranks->rank == 0 && i < one->n; i++) { /* the same ones, in the same order */
+    for (int i = 0; i < busy.n && ranks->rank == 0 && i < one->n;
+         i++) { /* the same ones, in the same order */
         const MachineSample *sample = &busy.sample[i];
         if (sample->bytes > cache) add(&memory, sample->n * sample->bytes, sample->seconds);
         if (sample->bytes > cache) continue;
@@ -181,9 +183,9 @@ static Status describe(MachineMeasure *measure, const BenchSetup *setup, Error *
                                             : "cuda:h200";
     int n_cores = cores_count(&cores) > 0 ? cores_count(&cores) : backend.n_threads;
     if (cores_quota() > 0 && cores_quota() < n_cores) n_cores = cores_quota();
-    device->name = is_gpu
-                       ? arena_strdup(&measure->arena, device_describe(&backend, words, sizeof words))
-                       : arena_printf(&measure->arena, "CPU with %d core%s", n_cores, n_cores == 1 ? "" : "s");
+    device->name =
+        is_gpu ? arena_strdup(&measure->arena, device_describe(&backend, words, sizeof words))
+               : arena_printf(&measure->arena, "CPU with %d core%s", n_cores, n_cores == 1 ? "" : "s");
     double usable = (double)device_usable_bytes(&backend) / 1073741824.0;
     machine->host.n_cores = is_gpu ? 0 : n_cores;
     machine->host.n_devices = is_gpu ? 1 : n_cores;

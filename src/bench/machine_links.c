@@ -14,7 +14,12 @@
 
 /* ---- Ranks */
 
-enum { N_TRIES = 15, N_SMALL = 1, N_LARGE = 1 << 20 /* floats: a bucket of gradients */, GPU_LARGE = 64 << 20 };
+enum {
+    N_TRIES = 15,
+    N_SMALL = 1,
+    N_LARGE = 1 << 20 /* floats: a bucket of gradients */,
+    GPU_LARGE = 64 << 20
+};
 
 typedef struct {
     Comm *world, *comm;
@@ -139,7 +144,8 @@ void machine_measure_disk(MachineHost *host, const char *folder) {
     int file = n > 0 && (size_t)n < sizeof path ? mkstemp(path) : -1;
     char *bytes = file >= 0 ? malloc(N_BYTES) : NULL;
     if (bytes) {
-        for (int i = 0; i < N_BYTES; i++) bytes[i] = (char)((uint32_t)i * 2654435761u >> 24); /* nothing to compress */
+        for (int i = 0; i < N_BYTES; i++)
+            bytes[i] = (char)((uint32_t)i * 2654435761u >> 24); /* nothing to compress */
         uint64_t start = timer_now_ns();
         bool is_written = write(file, bytes, N_BYTES) == N_BYTES && fsync(file) == 0;
         if (is_written) host->disk_gbs = N_BYTES / timer_seconds_since(start) * 1e-9;

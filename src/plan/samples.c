@@ -133,9 +133,10 @@ static Status read_words(const char *text, Arena *arena, Word *words, Error *err
         }
         if (!is_good) {
             const char *word = arena_printf(arena, "%.*s", n < MOST_WORD ? (int)n : MOST_WORD, text);
-            return error_user(error,
-                              "samples: '%s': write an operation, its sizes and its rate, as 'linear:2048,768,768=91.2'",
-                              plain_value(word).text);
+            return error_user(
+                error,
+                "samples: '%s': write an operation, its sizes and its rate, as 'linear:2048,768,768=91.2'",
+                plain_value(word).text);
         }
         text += n;
     }

@@ -231,10 +231,10 @@ void rank_times(const StepSimulator *simulator, const Program *program, Arena *a
         for (int section = 0; section < N_SECTIONS; section++) {
             if (section == SECTION_REDO || (section_is_of_step((Section)section) && chunk)) continue;
             for (int is_last = 0; is_last < 2; is_last++)
-                times->part[chunk][section][is_last] =
-                    part_after(simulator, program, (Section)section, chunk, is_last,
-                               section == SECTION_BACKWARD ? times->part[chunk][SECTION_FORWARD][is_last].out : 0.0,
-                               NULL, NULL, arena);
+                times->part[chunk][section][is_last] = part_after(
+                    simulator, program, (Section)section, chunk, is_last,
+                    section == SECTION_BACKWARD ? times->part[chunk][SECTION_FORWARD][is_last].out : 0.0,
+                    NULL, NULL, arena);
         }
     }
 }
@@ -381,7 +381,8 @@ static Status share_cores(const StepSchedule *schedule, PipelineTimes *times, Re
                 double seconds = action->end - action->begin, at_work = 1.0;
                 if (seconds <= 0.0) continue;
                 for (int j = 0; j < p; j++)
-                    if (j != i) at_work += seconds_beside(rendezvous, j, action->begin, action->end) / seconds;
+                    if (j != i)
+                        at_work += seconds_beside(rendezvous, j, action->begin, action->end) / seconds;
                 double wanted = fmax(at_work / p, 1.0 / schedule->most_speed);
                 times->slow[i][k] += 0.5 * (wanted - times->slow[i][k]);
             }

@@ -76,7 +76,8 @@ static void use_samples(RankSpeed *speed, const Machine *machine, const SpeedUse
     speed->all_threads = machine->all_thread_samples;
     if (n_cores > 1.0) speed->all_threads_part = log(fmin(threads_of(machine, use), n_cores)) / log(n_cores);
     if (n_cores > 0.0 && machine->host.host_memory_gbs > 0.0)
-        speed->shared_memory = machine->host.host_memory_gbs * 1e9 / machine_ranks_a_host(machine, use->n_ranks);
+        speed->shared_memory =
+            machine->host.host_memory_gbs * 1e9 / machine_ranks_a_host(machine, use->n_ranks);
 }
 
 RankSpeed rank_speed(const Machine *machine, const SpeedUse *use) {

@@ -50,8 +50,8 @@ Status bench_machine(BenchCall *call, Error *error) {
     snprintf(folder, sizeof folder, "%s", call->out);
     if (*call->out && call->launch->is_root) file_check_place(call->out, error); /* before a minute of work */
     TRY(launch_agree(call->launch, error));
-    if (bench_machine_measure(&measure, &call->setup, &call->launch->world, *call->out ? dirname(folder) : ".",
-                              error) == STATUS_OK &&
+    if (bench_machine_measure(&measure, &call->setup, &call->launch->world,
+                              *call->out ? dirname(folder) : ".", error) == STATUS_OK &&
         call->launch->is_root)
         report(call, &measure, error);
     bench_machine_free(&measure);
