@@ -5,6 +5,7 @@
 #include "bench/machine.h"
 
 #include "base/system/cores.h"
+#include "base/system/memory.h"
 #include "bench/limits.h"
 #include "bench/machine_links.h"
 #include "bench/machine_samples.h"
@@ -119,7 +120,9 @@ static Status measure_cpu(MachineMeasure *measure, const BenchSetup *setup, Mach
     set_rates(measure, one, is_16);
     machine->device.samples = machine_samples_text(one, 1.0, &measure->arena);
     machine->network.step_us = fmin(fmax(one->host * 1e6, 20.0), 2000.0);
-    if (n_cores > 1 && machine_samples_take(&all, setup, n_cores, NULL, error) == STATUS_OK) {
+    if (measure->is_bound)
+        measure->machine.device.thread_efficiency = 0.9; /* a guess: threads cannot be tried */
+    else if (n_cores > 1 && machine_samples_take(&all, setup, n_cores, NULL, error) == STATUS_OK) {
         machine->device.all_thread_samples = machine_samples_text(&all, 1.0, &measure->arena);
         double part = one->instructions / all.instructions / (double)n_cores;
         machine->device.thread_efficiency = fmin(1.0, fmax(0.1, part));
@@ -138,8 +141,7 @@ static Status measure_together(MachineMeasure *measure, const BenchSetup *setup,
                                Comm *ranks, Error *error) {
     MachineDevice *device = &measure->machine.device;
     MachineSamples busy = {0};
-    RateSum memory = {0};
-    double alone = 0.0, together = 0.0, cache = device->cache_mib * 1048576.0 / ranks->size;
+    double alone = 0.0, together = 0.0, memory = 0.0, cache = device->cache_mib * 1048576.0 / ranks->size;
     CoreSet all = cores_possible(), mine = cores_slice(&all, ranks->rank, ranks->size),
             before = cores_allowed();
     cores_bind(&mine);
@@ -148,14 +150,14 @@ static Status measure_together(MachineMeasure *measure, const BenchSetup *setup,
     for (int i = 0; i < busy.n && ranks->rank == 0 && i < one->n;
          i++) { /* the same ones, in the same order */
         const MachineSample *sample = &busy.sample[i];
-        if (sample->bytes > cache) add(&memory, sample->n * sample->bytes, sample->seconds);
-        if (sample->bytes > cache) continue;
+        bool is_memory = sample->key.n_sizes == 1 && sample->bytes > cache;
+        if (is_memory) memory = fmax(memory, sample->n * sample->bytes / sample->seconds);
+        if (is_memory) continue;
         together += sample->seconds / sample->n;
         alone += one->sample[i].seconds / one->sample[i].n;
     }
     if (together > 0.0) device->busy_efficiency = fmin(1.0, fmax(0.1, alone / together));
-    double carried = ranks->size * rate(&memory) * 1e-9;
-    if (carried > 0.0 && ranks->rank == 0) measure->machine.host.host_memory_gbs = carried;
+    if (memory > 0.0 && ranks->rank == 0) measure->machine.host.host_memory_gbs = ranks->size * memory * 1e-9;
     machine_samples_free(&busy);
     return error->status;
 }
@@ -189,6 +191,8 @@ static Status describe(MachineMeasure *measure, const BenchSetup *setup, Error *
     double usable = (double)device_usable_bytes(&backend) / 1073741824.0;
     machine->host.n_cores = is_gpu ? 0 : n_cores;
     machine->host.n_devices = is_gpu ? 1 : n_cores;
+    uint64_t here = memory_available_bytes();
+    machine->host.host_memory_gib = (double)here / 1073741824.0;
     device->memory_gib = is_gpu ? usable : usable / n_cores;
     device->cache_mib = cache_bytes(is_gpu) / 1048576.0;
     device->source = "measured";
@@ -206,10 +210,10 @@ static Status measure_alone(MachineMeasure *measure, const BenchSetup *setup, co
     CoreSet all = cores_possible(), before = cores_allowed();
     TRY(describe(measure, setup, error));
     bool is_gpu = measure->machine.host.n_cores == 0;
-    if (cores_count(&all) > 0) cores_bind(&all);
+    /* OpenMP counts its cores when the process begins: with threads on others it would sleep between loops. */
+    measure->is_bound = cores_count(&before) < cores_count(&all);
     if (is_gpu) measure_gpu(measure, setup, error);
     else measure_cpu(measure, setup, one, error);
-    if (cores_count(&before) > 0) cores_bind(&before);
     machine_measure_disk(&measure->machine.host, folder);
     return error->status;
 }

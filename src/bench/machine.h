@@ -22,6 +22,7 @@ typedef struct {
     char classes[256];
     int n_samples, n_left_out; /* instructions that differ; shapes that a device has no room or time for */
     double beyond;             /* what steps take, in parts of the sum of their instructions */
+    bool is_bound;             /* by the launcher to fewer cores than there are: threads were not tried */
     const char *links;         /* what carried messages; NULL: guessed */
 } MachineMeasure;
 

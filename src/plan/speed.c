@@ -100,6 +100,7 @@ RankSpeed rank_speed(const Machine *machine, const SpeedUse *use) {
                        .cache = device->cache_gbs > 0.0 ? device->cache_gbs * 1e9 * cores : memory,
                        .cache_bytes = device->cache_mib * 1048576.0 / active_of(machine, use),
                        .launch = device->launch_us * 1e-6,
+                       .draws = device->draws_g * 1e9 * cores,
                        .host = host > 0.0 ? host : USUAL_HOST,
                        .bus = machine->host.bus_gbs > 0.0 ? machine->host.bus_gbs * 1e9 : USUAL_BUS,
                        .disk =
@@ -151,6 +152,34 @@ static bool measured_time(const RankSpeed *speed, const Node *node, const Cost *
     return true;
 }
 
+/* Scores that attention computes: those that somebody may see. 0: it is none. */
+static double visible_scores(const Node *node, double flops, const AttentionAttributes **heads) {
+    bool is_part = node->op == &OP_ATTENTION_PART || node->op == &OP_ATTENTION_PART_BACKWARD;
+    if (!is_part && node->op != &OP_ATTENTION && node->op != &OP_ATTENTION_BACKWARD) return 0.0;
+    *heads = is_part ? &((const AttentionPartAttributes *)node->attributes)->heads : node->attributes;
+    return flops / ((is_backward(node) ? 10.0 : 4.0) * (*heads)->head_size);
+}
+
+/* Attention that is not fused writes its scores and reads them again, kernel after kernel, those that nobody
+ * may see too. */
+static double score_seconds(const RankSpeed *speed, const Node *node, double flops) {
+    const AttentionAttributes *heads;
+    double n = 2.0 * visible_scores(node, flops, &heads) * (is_backward(node) ? 1.5 : 1.0);
+    return n * speed->machine->device.score_bytes / speed->memory;
+}
+
+/* Dropout draws a number for every score or element, and the backward draws it again. */
+static double draw_seconds(const RankSpeed *speed, const Node *node, double flops) {
+    const AttentionAttributes *heads = NULL;
+    double n = visible_scores(node, flops, &heads);
+    if (speed->draws <= 0.0) return 0.0;
+    if (heads && heads->dropout <= 0.0f) n = 0.0;
+    bool is_norm = node->op == &OP_RESIDUAL_NORM || node->op == &OP_RESIDUAL_NORM_BACKWARD;
+    bool draws = is_norm && ((const ResidualNormAttributes *)node->attributes)->probability > 0.0f;
+    if (draws || node->op == &OP_DROPOUT) n = (double)tensor_count(node->input[0]);
+    return n / speed->draws;
+}
+
 NodeTime rank_node_time(const RankSpeed *speed, const Node *node) {
     Cost cost = op_cost(node);
     NodeTime time = {0};
@@ -161,7 +190,8 @@ NodeTime rank_node_time(const RankSpeed *speed, const Node *node) {
     bool is_cached = cost.bytes <= speed->cache_bytes;
     double traffic = cost.bytes / (is_cached ? fmax(speed->cache, speed->memory) : speed->memory);
     if (traffic >= arithmetic) time.bound = BOUND_MEMORY;
-    time.seconds = fmax(arithmetic, traffic);
+    time.seconds = fmax(arithmetic, traffic) + score_seconds(speed, node, cost.flops) +
+                   draw_seconds(speed, node, cost.flops);
     if (speed->launch > time.seconds) time.bound = BOUND_LAUNCH;
     time.seconds += speed->launch;
     return time;

@@ -26,9 +26,9 @@ typedef struct {
 typedef struct {
     const Machine *machine;
     GemmClasses classes;
-    double gemm_16, gemm_32, vector; /* FLOP/s */
-    double memory, cache;            /* bytes a second */
-    double cache_bytes, launch;
+    double gemm_16, gemm_32, vector;   /* FLOP/s */
+    double memory, cache;              /* bytes a second */
+    double cache_bytes, launch, draws; /* draws: random numbers a second; 0: free */
     double host, bus, disk; /* bytes a second of a rank: of the host's kernels, to the host, to its disk */
     bool overlaps;          /* communication goes on beside computation */
     /* What was measured counts more than the rates above. Of a CPU: by one thread and by one on every core, and

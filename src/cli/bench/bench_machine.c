@@ -34,6 +34,11 @@ static Status report(const BenchCall *call, const MachineMeasure *measure, Error
            machine->host.inside_us, format_rate(machine->host.disk_gbs * 1e9, "B/s").text);
     printf("%d kinds of instructions; steps take %.3f times the sum of theirs%s\n", measure->n_samples,
            measure->beyond, measure->n_left_out ? " (shapes were left out for lack of memory or time)" : "");
+    if (measure->is_bound && machine->host.n_cores > 1)
+        printf(
+            "the launcher has bound this rank to a part of the %lld cores, so a rank with a thread on each was "
+            "not measured; start it by 'mpirun --bind-to none'\n",
+            (long long)machine->host.n_cores);
     if (machine->device.busy_efficiency < 1.0)
         printf("a core keeps %.0f %% of its rate where ranks keep the others busy\n",
                100.0 * machine->device.busy_efficiency);
