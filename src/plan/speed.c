@@ -70,6 +70,12 @@ static void use_samples(RankSpeed *speed, const Machine *machine, const SpeedUse
     double n_cores = (double)machine->host.n_cores;
     bool is_measured = strcmp(machine->device.dtype, precision_names[use->precision]) == 0;
     speed->turns = turns_of(machine, use);
+    speed->threads = 1.0;
+    if (n_cores > 1.0) {
+        double threads = fmin(threads_of(machine, use), n_cores);
+        double loss = (1.0 - machine->device.thread_efficiency) * (threads - 1.0) / (n_cores - 1.0);
+        speed->threads = threads * (1.0 - fmin(fmax(loss, 0.0), 0.9));
+    }
     speed->share = speed->turns * busy_share(machine, use);
     if (!is_measured || !machine->samples) return;
     speed->one_thread = machine->samples;
@@ -143,6 +149,7 @@ static bool measured_time(const RankSpeed *speed, const Node *node, const Cost *
     if (!speed->one_thread || !samples_seconds(speed->one_thread, node, &seconds)) return false;
     if (speed->all_threads_part > 0.0 && samples_seconds(speed->all_threads, node, &of_all))
         seconds *= pow(of_all / seconds, speed->all_threads_part);
+    else seconds /= speed->threads; /* nobody has tried them */
     arithmetic_rate(speed, node, &time->bound);
     if (time->bound == BOUND_VECTOR) time->bound = BOUND_MEMORY;
     time->seconds = seconds / speed->share;

@@ -36,6 +36,7 @@ typedef struct {
      * and bytes a second of the memory behind all caches, where all ranks are at it. */
     const Samples *one_thread, *all_threads;
     double all_threads_part, share, shared_memory;
+    double threads; /* of a rank, in parts of one that is alone */
     double turns; /* 1: a rank's threads always have their cores; else the part of the time that they have */
 } RankSpeed;
 
