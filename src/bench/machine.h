@@ -4,8 +4,11 @@
  *     TRY(bench_machine_measure(&measure, &setup, &world, folder, error));      // collective
  *     TRY(bench_machine_write(&measure, "mine.ini", error));
  *
- * Rates of instructions are those that training steps of a few shapes run at, so they are what kernels reach
- * and not what a datasheet says. With several ranks, links are measured by collectives between them. */
+ *     bench_machine_free(&measure);
+ *
+ * Rates of instructions are those that training steps of several shapes run at, so they are what kernels reach
+ * and not what a datasheet says. With several ranks, links are measured by collectives between them, and on a
+ * CPU what ranks cost each other. */
 #ifndef PGPT_BENCH_MACHINE_H
 #define PGPT_BENCH_MACHINE_H
 
@@ -15,14 +18,19 @@
 
 typedef struct {
     Machine machine;
-    char classes[256], name[128], device[64];
-    int n_samples;  /* instructions that were timed */
-    bool has_links; /* measured, not guessed from memory */
+    Arena arena; /* has the machine's texts */
+    char classes[256];
+    int n_samples, n_left_out; /* instructions that differ; shapes that a device has no room or time for */
+    double beyond;             /* what steps take, in parts of the sum of their instructions */
+    bool is_bound;             /* by the launcher to fewer cores than there are: threads were not tried */
+    const char *links;         /* what carried messages; NULL: guessed */
 } MachineMeasure;
 
-/* `folder` is where the disk is measured. */
+/* Collective. `folder` is where the disk is measured. */
 Status bench_machine_measure(MachineMeasure *measure, const BenchSetup *setup, Comm *world,
                              const char *folder, Error *error);
+
+void bench_machine_free(MachineMeasure *measure); /* also after a failure */
 
 Status bench_machine_write(const MachineMeasure *measure, const char *path, Error *error);
 

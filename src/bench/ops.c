@@ -14,6 +14,7 @@
 #include "bench/ops.h"
 
 #include "base/system/memory.h"
+#include "base/system/timer.h"
 #include "bench/limits.h"
 #include "ops/attention/sparse_attention.h"
 #include "ops/ops.h"
@@ -236,6 +237,30 @@ Status bench_ops_measure(BenchOps *ops, BenchSetup *setup, Error *error) {
     device_close(&training->memory); /* what is left of it is the plan */
     TRY(measure_limits(&ops->limits, backend, precision, error));
     set_floors(ops);
+    return STATUS_OK;
+}
+
+Status bench_ops_measure_step(BenchOps *ops, BenchSetup *setup, int n_steps, double *step_seconds,
+                              Error *error) {
+    enum { N_WARM = 2 };
+    *ops = (BenchOps){.rest = {.graph = graph_new()}};
+    BenchTraining *training = &ops->training;
+    TRY(bench_training_plan(training, setup, error));
+    ops->time = ARENA_ARRAY(&ops->arena, BenchOpTime, training->step.graph->n_nodes);
+    double *seconds = ARENA_ARRAY(&ops->arena, double, n_steps);
+    TRY(bench_training_open(training, error));
+    for (int k = -N_WARM; k < n_steps; k++) {
+        StepResult result;
+        uint64_t start = timer_now_ns();
+        TRY(train_step_run(&training->step, &training->source, k + N_WARM, 3e-4, &result, error));
+        if (k >= 0) seconds[k] = timer_seconds_since(start);
+    }
+    *step_seconds = bench_median(seconds, n_steps);
+    TRY(time_program(&training->step.executor, true, ops, error));
+    const Backend *backend = &training->backend;
+    if (backend->synchronize) TRY(backend->synchronize(backend->context, error));
+    device_close(&training->memory); /* what is left of it is the plan */
+    for (int i = 0; i < ops->n_times; i++) ops->seconds += bench_op_step_seconds(&ops->time[i]);
     return STATUS_OK;
 }
 

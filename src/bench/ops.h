@@ -42,6 +42,10 @@ typedef struct {
 Status bench_ops_measure(BenchOps *ops, BenchSetup *setup, Error *error);
 void bench_ops_close(BenchOps *ops);
 
+/* The kernels of a step alone, without limits; and the median of so many whole steps. */
+Status bench_ops_measure_step(BenchOps *ops, BenchSetup *setup, int n_steps, double *step_seconds,
+                              Error *error);
+
 double bench_op_step_seconds(const BenchOpTime *time); /* of all its runs in a step */
 
 /* Bytes/s of the copy that is nearest in size. */

@@ -5,6 +5,7 @@
  * not divide, of which the first along an axis has most and the last least: both are planned. */
 #include "job/plan_run.h"
 
+#include "base/text/plain.h"
 #include "comm/algo/algo.h"
 #include "device/device.h"
 #include "model/model_flops.h"
@@ -117,6 +118,11 @@ static Status refuse_two_questions(const PlanOptions *options, bool has_trace, E
     return STATUS_OK;
 }
 
+static bool ends_in(const char *text, const char *end) {
+    size_t n = strlen(text), m = strlen(end);
+    return n >= m && strcmp(text + n - m, end) == 0;
+}
+
 static Status refuse_others(const TrainRun *run, Error *error) {
     static const char *const names[] = {"print-program", "ranks-per-host", "fault"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
@@ -129,6 +135,9 @@ static Status refuse_others(const TrainRun *run, Error *error) {
     TRY(refuse_two_questions(options, *run->values.trace.file, error));
     if (options->n_measured && !options->tune)
         return error_user(error, "--measure runs the best that --tune finds; give that too");
+    if (*options->draw && !ends_in(options->draw, ".svg"))
+        return error_user(error, "--draw %s: pictures are SVG; name a file that ends in .svg",
+                          plain_value(options->draw).text);
     if (*options->out && !options->tune)
         return error_user(
             error, "--plan-out is for what --tune draws and writes; give that too, or --draw for a step");
@@ -161,7 +170,9 @@ static Status choose_device(PlanRun *plan, Error *error) {
         return error_user(error, "--device %s and machine %s, which has %s; leave --device out",
                           device_plan_names[train->device], machine_name(plan), is_gpu ? "GPUs" : "none");
     if (train->device <= DEVICE_CUDA) train->device = kind;
-    return options_set(&plan->train.options, "dtype", device->dtype, OPTION_FROM_PRESET, error);
+    if (options_set(&plan->train.options, "dtype", device->dtype, OPTION_FROM_PRESET, error) != STATUS_OK)
+        error_prefix(error, "machine %s: ", machine_name(plan));
+    return error->status;
 }
 
 /* Parameters by the usual formula, before there is a table. */
@@ -420,6 +431,7 @@ Status plan_figures(PlanRun *plan, PlanFigures *figures, Error *error) {
     *figures = (PlanFigures){.schedule = schedule_of(run), .links = links_of(machine, n_ranks)};
     SpeedUse use = {n_ranks, (int)run->values.train.n_threads, (PrecisionKind)run->values.train.precision};
     figures->speed = rank_speed(machine, &use);
+    figures->schedule.most_speed = 1.0 / figures->speed.turns;
     RankTimes *times = ARENA_ARRAY(&figures->arena, RankTimes, run->shape.size[AXIS_PP]);
     TRY_GOTO(plan_ranks(plan, figures, times, error), failed);
     TRY_GOTO(step_times(&figures->schedule, times, machine->network.step_us * 1e-6, &figures->arena,

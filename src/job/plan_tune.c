@@ -14,112 +14,6 @@
 
 enum { MOST_TENSOR = 64, MOST_MICRO_BATCH = 64, MOST_PLANS = 60, MOST_CHUNKS = 4 };
 
-/* ---- A layout in the options */
-
-Status plan_layout_apply(PlanRun *plan, const PlanLayout *layout, Error *error) {
-    TrainRun *run = &plan->train;
-    TrainCommand *values = &run->values;
-    int64_t n_ranks = 1;
-    for (int axis = 0; axis < N_AXES; axis++) {
-        values->parallel.size[axis] = layout->size[axis];
-        n_ranks *= layout->size[axis];
-    }
-    values->parallel.schedule = (int)layout->schedule;
-    values->parallel.n_chunks = layout->size[AXIS_PP] > 1 ? layout->n_chunks : 0;
-    values->parallel.zero = layout->zero;
-    values->train.micro_batch = layout->micro_batch;
-    values->train.recompute = layout->recompute;
-    values->train.precision = (int)layout->precision;
-    run->n_planned = (int)n_ranks;
-    TRY(mesh_shape(values->parallel.size, run->n_planned, &run->shape, error));
-    return train_options_complete(run, error);
-}
-
-typedef struct {
-    const char **word;
-    int n;
-    Arena *arena;
-} WordList;
-
-static void add_word(WordList *list, const char *word) {
-    list->word[list->n++] = word;
-}
-
-static void add_option(WordList *list, const char *name, const char *value) {
-    add_word(list, arena_printf(list->arena, "--%s", name));
-    if (value) add_word(list, value);
-}
-
-static void add_number(WordList *list, const char *name, int64_t value) {
-    add_option(list, name, arena_printf(list->arena, "%lld", (long long)value));
-}
-
-static void add_layout(WordList *list, const PlanRun *plan, const PlanLayout *layout) {
-    static const Axis order[] = {AXIS_TP, AXIS_CP, AXIS_EP, AXIS_PP, AXIS_DP};
-    bool has_stages = layout->size[AXIS_PP] > 1;
-    for (int i = 0; i < N_AXES; i++)
-        if (layout->size[order[i]] > 1) add_number(list, axis_name(order[i]), layout->size[order[i]]);
-    if (has_stages) add_option(list, "schedule", schedule_info(layout->schedule)->name);
-    if (has_stages && layout->n_chunks > 1) add_number(list, "chunks", layout->n_chunks);
-    if (layout->zero) add_number(list, "zero", layout->zero);
-    add_number(list, "micro-batch", layout->micro_batch);
-    if (layout->recompute)
-        add_option(list, "recompute",
-                   recompute_text(layout->recompute, ARENA_ARRAY(list->arena, char, 24), 24));
-    add_option(list, "dtype", precision_names[layout->precision]);
-    if (machine_is_gpu(&plan->machine.machine)) add_option(list, "device", "cuda");
-}
-
-/* What the layout says itself is left out, and so is what is only of this call. */
-static void add_others(WordList *list, const PlanRun *plan) {
-    static const char *const own[] = {
-        "dp",          "tp",        "cp",    "ep",     "pp",     "schedule", "chunks", "zero",
-        "micro-batch", "recompute", "dtype", "device", "stages", "batch",    "model",  "recompute-stages",
-        NULL};
-    const Options *options = &plan->train.options;
-    add_option(list, "model", plan->train.values.model.preset);
-    add_number(list, "batch", plan->train.values.train.batch);
-    for (int i = 0; i < options_count(options->command); i++) {
-        const OptionSpec *spec = options_spec(options->command, i, NULL);
-        bool is_own = (spec->flags & OPTION_TRANSIENT) != 0;
-        for (int k = 0; own[k]; k++) is_own = is_own || strcmp(own[k], spec->name) == 0;
-        if (is_own || options->sources[i] < OPTION_FROM_RUN) continue;
-        const char *value = options->asked[i];
-        bool is_off = spec->type == OPTION_TYPE_BOOL && strcmp(value, "true") != 0;
-        const char *name = is_off ? arena_printf(list->arena, "no-%s", spec->name) : spec->name;
-        add_option(list, name, spec->type == OPTION_TYPE_BOOL ? NULL : value);
-    }
-}
-
-enum { MOST_OF_LAYOUT = 32 }; /* words */
-
-const char **plan_train_words(const PlanRun *plan, const PlanLayout *layout, int n_more, Arena *arena) {
-    int n_options = options_count(plan->train.options.command);
-    WordList list = {.arena = arena};
-    list.word = ARENA_ARRAY(arena, const char *, 2 * n_options + MOST_OF_LAYOUT + n_more + 1);
-    add_word(&list, "train");
-    add_others(&list, plan);
-    add_layout(&list, plan, layout);
-    return list.word;
-}
-
-const char *plan_words_text(const char *const *words, Arena *arena) {
-    const char *line = "";
-    for (; *words; words++) {
-        size_t n = shell_quote(NULL, 0, *words);
-        char *text = arena_alloc(arena, n + 1);
-        shell_quote(text, n + 1, *words);
-        line = arena_printf(arena, "%s%s%s", line, *line ? " " : "", text);
-    }
-    return line;
-}
-
-const char *plan_layout_text(const PlanRun *plan, const PlanLayout *layout, Arena *arena) {
-    WordList list = {.word = ARENA_ARRAY(arena, const char *, MOST_OF_LAYOUT), .arena = arena};
-    add_layout(&list, plan, layout);
-    return plan_words_text(list.word, arena);
-}
-
 /* ---- What is searched */
 
 typedef struct {
@@ -131,8 +25,10 @@ typedef struct {
     uint64_t usable;
     TunedLayout *all; /* grows */
     int64_t n, room;
-    int64_t n_fit;   /* of these, by estimate */
-    ProbeCost probe; /* of the layouts at hand */
+    int64_t n_fit;      /* of these, by estimate */
+    int64_t n_fit_away; /* and of those that are offloaded */
+    bool offloads;      /* the host's memory may take what does not fit */
+    ProbeCost probe;    /* of the layouts at hand */
 } Search;
 
 static bool is_given(const Search *search, const char *name) {
@@ -150,6 +46,9 @@ static int64_t share_of(const Search *search, const PlanLayout *layout) {
 
 typedef struct {
     double seconds, waited, bubble, bytes;
+    double optimizer, frames,
+        a_frame;              /* bytes of these: state, activations held, and those of a micro-batch */
+    double forward, backward; /* seconds of all micro-batches */
 } Estimate;
 
 /* Ranks of dp, cp and ep, who sum the gradients, as they lie on hosts. */
@@ -241,11 +140,41 @@ static Estimate estimate(const Search *search, const PlanLayout *layout) {
     double bytes = state_bytes(search, layout, &first) + held * first.frame;
     double end = state_bytes(search, layout, &last) + (p > 1 ? 1.0 : held) * last.frame;
     found.bytes = fmax(bytes, end) + search->probe.activation;
+    found.optimizer = first.optimizer / n_sharing;
+    found.frames = held * first.frame;
+    found.a_frame = first.frame;
+    found.forward = m * slow.forward;
+    found.backward = m * (slow.backward + slow.weight);
     return found;
 }
 
-static void keep(Search *search, const PlanLayout *layout) {
-    Estimate found = estimate(search, layout);
+/* State goes in and out by pieces, both ways at once, three of which are on the device; activations go out
+ * beside the forward and come back beside the backward, two blocks of which are there at a time. As much as
+ * there is room for stays. */
+static Estimate offloaded(const Search *search, const PlanLayout *layout, const Estimate *from,
+                          double *share) {
+    enum { PIECES_BYTES = 200 << 20 };
+    const Machine *machine = &search->plan->machine.machine;
+    double bus = machine->host.bus_gbs * 1e9, n_blocks = blocks_of(search, layout);
+    bool has_activations = layout->offload == TUNE_OFFLOAD_ACTIVATIONS;
+    double stays = has_activations ? from->a_frame * fmin(1.0, 2.0 / n_blocks) : from->frames;
+    double away = from->optimizer + from->frames - stays;
+    Estimate found = *from;
+    found.bytes += PIECES_BYTES - away;
+    *share = fmin(0.95, floor(20.0 * ((double)search->usable * 0.98 - found.bytes) / away) / 20.0);
+    if (!(*share > 0.0)) *share = 0.0;
+    found.bytes += *share * away;
+    found.seconds += (1.0 - *share) * from->optimizer / bus;
+    double moved = has_activations ? (1.0 - *share) * from->a_frame * (from->forward > 0.0) : 0.0;
+    int64_t n_micro = (share_of(search, layout) + layout->micro_batch - 1) / layout->micro_batch;
+    double way = (double)n_micro * moved / bus;
+    found.seconds += fmax(way - from->forward, 0.0) + fmax(way - from->backward, 0.0);
+    double host = machine->host.host_memory_gib * 1073741824.0 / search->links.ranks_a_host;
+    if (host > 0.0 && (1.0 - *share) * away > host) found.bytes = INFINITY; /* not there either */
+    return found;
+}
+
+static void add_found(Search *search, const PlanLayout *layout, const Estimate *found) {
     if (search->n == search->room) {
         int64_t room = search->room ? 2 * search->room : 4096;
         TunedLayout *grown = realloc(search->all, (size_t)room * sizeof *grown);
@@ -253,12 +182,28 @@ static void keep(Search *search, const PlanLayout *layout) {
         search->all = grown;
         search->room = room;
     }
-    search->n_fit += found.bytes <= (double)search->usable;
     search->all[search->n++] = (TunedLayout){.layout = *layout,
-                                             .seconds = found.seconds,
-                                             .bytes = found.bytes,
-                                             .bubble = found.bubble / found.seconds,
-                                             .waited = found.waited / found.seconds};
+                                             .seconds = found->seconds,
+                                             .bytes = found->bytes,
+                                             .bubble = found->bubble / found->seconds,
+                                             .waited = found->waited / found->seconds};
+}
+
+/* What fits is never faster for being offloaded. */
+static void keep(Search *search, const PlanLayout *layout) {
+    Estimate found = estimate(search, layout);
+    bool fits = found.bytes <= (double)search->usable;
+    add_found(search, layout, &found);
+    search->n_fit += fits;
+    for (int kind = TUNE_OFFLOAD_OPTIMIZER; kind < N_TUNE_OFFLOADS && search->offloads && !fits; kind++) {
+        PlanLayout other = *layout;
+        other.offload = (TuneOffload)kind;
+        Estimate away = offloaded(search, &other, &found, &other.share);
+        if (isinf(away.bytes)) continue;
+        add_found(search, &other, &away);
+        fits = away.bytes <= (double)search->usable;
+        search->n_fit_away += fits;
+    }
 }
 
 /* ---- Loops */
@@ -341,6 +286,7 @@ static Status loop_stages(Search *search, PlanLayout layout, bool has_stages, bo
 }
 
 static Status loop_work(Search *search, PlanLayout layout, Error *error) {
+    /* Values of --recompute: all of them are probed. */
     static const int recomputes[] = {RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, 1, 2, 4};
     enum { N_KINDS = sizeof recomputes / sizeof recomputes[0], N_QUICK = 3 };
     const TrainOptions *train = &search->plan->train.values.train;
@@ -352,11 +298,12 @@ static Status loop_work(Search *search, PlanLayout layout, Error *error) {
             if (is_given(search, "micro-batch") && micro > 1) break;
             if (search->options->is_quick && micro > 8) break;
             if (train->batch % layout.micro_batch) continue;
-            int64_t n_before = search->n, n_fit = search->n_fit;
+            int64_t n_before = search->n, n_fit = search->n_fit, n_away = search->n_fit_away;
             int n_kinds = search->options->is_quick ? 2 : 3;
             for (int kind = 0; kind < n_kinds; kind++)
                 TRY(loop_stages(search, layout, kind > 0, kind > 1, error));
-            if (search->n > n_before && search->n_fit == n_fit) break; /* larger ones need more memory */
+            bool any_fits = search->n_fit > n_fit || (!search->n_fit && search->n_fit_away > n_away);
+            if (search->n > n_before && !any_fits) break; /* larger ones need more memory */
         }
     }
     return STATUS_OK;
@@ -468,10 +415,12 @@ static Status refuse(const Search *search, Error *error) {
     double least = tuning->least.bytes, ratio = least / (double)search->usable;
     return error_user(
         error,
-        "%s does not fit on %d devices of %s (%s each) in any of %lld layouts: the least needs %s, %s too "
+        "%s does not fit on %d device%s of %s (%s each) in any of %lld layouts%s: the least needs %s, %s too "
         "much; take about %d devices, or a smaller --model",
-        search->plan->train.values.model.preset, search->n_ranks, plain(machine->device.name).text,
-        format_bytes(search->usable).text, (long long)search->n, format_bytes((uint64_t)least).text,
+        search->plan->train.values.model.preset, search->n_ranks, search->n_ranks == 1 ? "" : "s",
+        plain(machine->device.name).text, format_bytes(search->usable).text, (long long)search->n,
+        search->offloads ? ", with optimizer and activations at the host, too" : "",
+        format_bytes((uint64_t)least).text,
         format_bytes((uint64_t)fmax(least - (double)search->usable, 0.0)).text,
         (int)ceil(ratio * 1.1 * search->n_ranks));
 }
@@ -492,6 +441,16 @@ static Status search_precision(Search *search, PrecisionKind precision, Error *e
     return plan_best(search, error);
 }
 
+/* To the host's memory, which a CPU has not beside its own. */
+static bool can_offload(const Search *search) {
+    const TrainCommand *values = &search->plan->train.values;
+    const Machine *machine = &search->plan->machine.machine;
+    if (!machine_is_gpu(machine) || !(machine->host.bus_gbs > 0.0) || is_given(search, "offload"))
+        return false;
+    return optimizer_n_moments(&values->optimizer) > 0 && values->async.sync == SYNC_EXACT &&
+           strcmp(values->parallel.compress, "none") == 0;
+}
+
 Status plan_tune(PlanRun *plan, const TuneOptions *options, PlanTuning *tuning, Error *error) {
     const Machine *machine = &plan->machine.machine;
     uint64_t start = timer_now_ns();
@@ -501,6 +460,7 @@ Status plan_tune(PlanRun *plan, const TuneOptions *options, PlanTuning *tuning, 
                      .options = options,
                      .n_ranks = plan->n_ranks,
                      .usable = (uint64_t)(machine->device.memory_gib * 1073741824.0)};
+    search.offloads = can_offload(&search);
     search.links = links_of(machine, search.n_ranks);
     PrecisionKind usual = (PrecisionKind)plan->train.values.train.precision;
     search_precision(&search, usual, error);

@@ -6,8 +6,8 @@
  *     plan_layout_apply(&plan, &tuning.best[0].layout, error);
  *     plan_tuning_free(&tuning);
  *
- * What is searched: dp, tp, cp, ep, pp, chunks, schedule, ZeRO, micro-batch, recompute, and dtype where
- * nobody has said it. What the call gives is kept as it is. Batch, sequence and model stay: no layout changes
+ * What is searched: dp, tp, cp, ep, pp, chunks, schedule, ZeRO, micro-batch, recompute, offload for what does
+ * not fit without, and dtype where nobody has said it. What the call gives is kept as it is. Batch, sequence and model stay: no layout changes
  * what is learned.
  *
  * **Estimates** are made of programs of a few blocks, one for every tp, cp, ep, micro-batch and recompute:
@@ -20,6 +20,16 @@
 
 #include "job/plan_run.h"
 
+/* What a layout keeps in the host's memory. */
+typedef enum {
+    TUNE_AS_GIVEN, /* what the call says, which is nothing where it does not */
+    TUNE_OFFLOAD_OPTIMIZER,
+    TUNE_OFFLOAD_ACTIVATIONS, /* too */
+    N_TUNE_OFFLOADS
+} TuneOffload;
+
+extern const char *const tune_offload_words[N_TUNE_OFFLOADS]; /* of --offload; NULL: none */
+
 typedef struct {
     int size[N_AXES];
     ScheduleKind schedule;
@@ -28,6 +38,8 @@ typedef struct {
     int64_t micro_batch;
     int64_t recompute;
     PrecisionKind precision;
+    TuneOffload offload;
+    double share; /* of what is offloaded that stays on the device */
 } PlanLayout;
 
 typedef struct {

@@ -38,6 +38,12 @@ static const OptionSpec device_specs[] = {
                  "rate of attention's forward, in parts of that of GEMMs", .flags = OPTION_ABOVE_MIN),
     OPTION_FLOAT("attention-backward", MachineDevice, attention_backward, 0.32, 0.0, 10.0,
                  "and of its backward", .flags = OPTION_ABOVE_MIN),
+    RATE(
+        "score-bytes", MachineDevice, score_bytes, 0.0,
+        "bytes that attention's forward moves through memory for every score of the whole square, the backward "
+        "half as many again; 0: none, as fused attention"),
+    RATE("draws-g", MachineDevice, draws_g, 0.0,
+         "10^9 random numbers a second, for dropout; of a CPU: of one core; 0: they cost nothing"),
     RATE("memory-gbs", MachineDevice, memory_gbs, 0.0, "GB/s of the device's memory; of a CPU: of one core"),
     OPTION_FLOAT("memory-efficiency", MachineDevice, memory_efficiency, 1.0, 0.0, 1.0,
                  "part of it that kernels reach", .flags = OPTION_ABOVE_MIN),
@@ -46,8 +52,15 @@ static const OptionSpec device_specs[] = {
     OPTION_FLOAT("thread-efficiency", MachineDevice, thread_efficiency, 1.0, 0.0, 1.0,
                  "of a CPU: part of all cores' rates that one rank with a thread on each reaches",
                  .flags = OPTION_ABOVE_MIN),
+    OPTION_FLOAT("busy-efficiency", MachineDevice, busy_efficiency, 1.0, 0.0, 1.0,
+                 "of a CPU: part of a core's rate that is left where other ranks keep all other cores busy",
+                 .flags = OPTION_ABOVE_MIN),
     RATE("launch-us", MachineDevice, launch_us, 0.0, "microseconds that every instruction takes besides"),
     RATE("watts", MachineDevice, watts, 0.0, "of a device with its share of the host; 0: not known"),
+    DEVICE(STRING, "samples", samples, "", "OP:SIZES=RATE ...",
+           "rates of instructions as measured, in 'dtype': they go before the rates above"),
+    DEVICE(STRING, "all-thread-samples", all_thread_samples, "", "OP:SIZES=RATE ...",
+           "of a CPU: the same by one rank with a thread on every core"),
     OPTION_END,
 };
 
@@ -55,6 +68,8 @@ static const OptionSpec host_specs[] = {
     OPTION_INT("devices", MachineHost, n_devices, 1, 1, 1 << 20, "devices of a host: a rank each"),
     OPTION_INT("cores", MachineHost, n_cores, 0, 0, 1 << 20,
                "cores of a host, which ranks of a CPU share; 0: GPUs compute"),
+    RATE("host-memory-gib", MachineHost, host_memory_gib, 0.0,
+         "memory of a host that its devices' offload may take; 0: not known"),
     RATE("host-memory-gbs", MachineHost, host_memory_gbs, 0.0,
          "GB/s of the host's memory, for all cores together; 0: no limit"),
     RATE("inside-gbs", MachineHost, inside_gbs, 0.0,
@@ -136,6 +151,18 @@ static Status refuse_name(const char *name, Error *error) {
         plain_value(name).text, format_did_you_mean(name, machine_names).text, known);
 }
 
+static Status read_samples(Machine *machine, Arena *arena, Error *error) {
+    const char *texts[] = {machine->device.samples, machine->device.all_thread_samples};
+    const Samples **read[] = {&machine->samples, &machine->all_thread_samples};
+    for (int i = 0; i < 2; i++) {
+        if (!texts[i] || !*texts[i]) continue;
+        Samples *samples = ARENA_ARRAY(arena, Samples, 1);
+        TRY(samples_read(texts[i], arena, samples, error));
+        *read[i] = samples;
+    }
+    return STATUS_OK;
+}
+
 Status machine_open(MachineFile *file, const char *name, Error *error) {
     *file = (MachineFile){0};
     const char *text = machine_text(name);
@@ -143,7 +170,8 @@ Status machine_open(MachineFile *file, const char *name, Error *error) {
     TRY(options_init(&file->options, &machine_file_command, &file->machine, error));
     if (text) TRY_GOTO(read_text(&file->options, name, text, error), failed);
     else TRY_GOTO(options_read_config(&file->options, name, error), failed);
-    if (machine_check(&file->machine, error) != STATUS_OK) {
+    if (machine_check(&file->machine, error) != STATUS_OK ||
+        read_samples(&file->machine, &file->options.arena, error) != STATUS_OK) {
         error_prefix(error, "machine %s: ", plain_value(name).text);
         goto failed;
     }
@@ -202,9 +230,10 @@ double gemm_class_share(const GemmClasses *classes, double smallest) {
 Status machine_check(const Machine *machine, Error *error) {
     const MachineDevice *device = &machine->device;
     GemmClasses classes;
-    if (!(device->tflops_32 > 0.0 || device->tflops_16 > 0.0))
+    const double least = 1e-9; /* of rates: what is less is a slip of the pen */
+    if (!(device->tflops_32 >= least || device->tflops_16 >= least))
         return error_user(error, "a device that computes nothing: give tflops-32 or tflops-16");
-    if (!(device->memory_gbs > 0.0))
+    if (!(device->memory_gbs >= least))
         return error_user(error, "a device whose memory carries nothing: give memory-gbs");
     if (!(device->memory_gib > 0.0)) return error_user(error, "a device without memory: give memory-gib");
     if (!read_classes(device->gemm_classes, &classes))

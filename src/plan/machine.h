@@ -15,6 +15,7 @@
 #define PGPT_PLAN_MACHINE_H
 
 #include "base/options/options.h"
+#include "plan/samples.h"
 
 /* How collectives are carried out. */
 typedef enum {
@@ -39,19 +40,24 @@ typedef struct {
     double gemm_efficiency;
     const char *gemm_classes;                     /* "64:0.4 256:0.7 1024:1": see gemm_class_share */
     double attention_forward, attention_backward; /* of the rate of GEMMs */
+    double score_bytes; /* that attention moves through memory a score; 0: fused attention keeps none */
+    double draws_g; /* 10^9 random numbers a second, for dropout; of a CPU: of one core; 0: they are free */
     double memory_gbs, memory_efficiency;
     double cache_mib, cache_gbs; /* what fits there is read and written at this rate; 0: as memory */
-    double
-        /* of a CPU: of its cores' rates together, the part that all threads of one rank reach */
-        thread_efficiency;
-    double launch_us; /* before an instruction begins to work */
-    double watts;     /* of a device with its share of the host; 0: not known */
+    /* Of a CPU: the part of its cores' rates together that all threads of one rank reach; and of a core's rate
+     * the part that is left where ranks keep all the others busy. */
+    double thread_efficiency, busy_efficiency;
+    double launch_us;               /* before an instruction begins to work */
+    double watts;                   /* of a device with its share of the host; 0: not known */
+    const char *samples;            /* rates as measured (samples.h), in the machine's dtype; "": none */
+    const char *all_thread_samples; /* of a CPU, by one rank with a thread on every core */
 } MachineDevice;
 
 /* A host: so many devices, and what connects them. */
 typedef struct {
     int64_t n_devices;            /* GPUs, or of a CPU ranks that have a core of their own */
     int64_t n_cores;              /* that ranks of a CPU share; 0: it is GPUs that compute */
+    double host_memory_gib;       /* that programs may take for what is offloaded; 0: not known */
     double host_memory_gbs;       /* of all its cores together; 0: as many times one as there are */
     double inside_gbs, inside_us; /* of a device, each way; of a step of a collective */
     bool inside_is_shared;        /* one link for all devices together */
@@ -72,6 +78,7 @@ typedef struct {
     MachineDevice device;
     MachineHost host;
     MachineNetwork network;
+    const Samples *samples, *all_thread_samples; /* read; NULL: none */
 } Machine;
 
 typedef struct {

@@ -172,15 +172,18 @@ static void run_part(PartClock *clock, const Program *program, ProgramPart part,
     for (int lane = 0; lane < LANES_MOST; lane++)
         clock->time.seconds = fmax(clock->time.seconds, clock->lane[lane]);
     if (clock->sent_at >= 0.0) clock->time.tail = clock->time.seconds - clock->sent_at;
-    for (int link = 0; link < N_LINKS; link++)
+    for (int link = 0; link < N_ALL_LINKS; link++)
         clock->time.left = fmax(clock->time.left, clock->link[link] - clock->time.seconds);
+    clock->time.out = fmax(clock->link[LINK_OUT] - clock->time.seconds, 0.0);
 }
 
-PartTime part_time(const StepSimulator *simulator, const Program *program, Section section, int chunk,
-                   bool is_last, SimulatedNode **events, int *n_events, Arena *arena) {
+/* `out`: moves to the host that the part before has left under way; what it brings back waits for them. */
+static PartTime part_after(const StepSimulator *simulator, const Program *program, Section section, int chunk,
+                           bool is_last, double out, SimulatedNode **events, int *n_events, Arena *arena) {
     ProgramPart part = program_part(program, section, chunk);
     Arena own = {0};
     PartClock clock = {.simulator = simulator, .sent_at = -1.0};
+    clock.link[LINK_OUT] = clock.link[LINK_IN] = out;
     if (!part.count) {
         if (events) *n_events = 0;
         return clock.time;
@@ -196,6 +199,14 @@ PartTime part_time(const StepSimulator *simulator, const Program *program, Secti
     }
     arena_free(&own);
     return clock.time;
+}
+
+PartTime part_time(const StepSimulator *simulator, const Program *program, Section section, int chunk,
+                   bool is_last, SimulatedNode **events, int *n_events, Arena *arena) {
+    double out = 0.0;
+    if (section == SECTION_BACKWARD)
+        out = part_after(simulator, program, SECTION_FORWARD, chunk, is_last, 0.0, NULL, NULL, arena).out;
+    return part_after(simulator, program, section, chunk, is_last, out, events, n_events, arena);
 }
 
 /* ---- A rank */
@@ -220,8 +231,10 @@ void rank_times(const StepSimulator *simulator, const Program *program, Arena *a
         for (int section = 0; section < N_SECTIONS; section++) {
             if (section == SECTION_REDO || (section_is_of_step((Section)section) && chunk)) continue;
             for (int is_last = 0; is_last < 2; is_last++)
-                times->part[chunk][section][is_last] =
-                    part_time(simulator, program, (Section)section, chunk, is_last, NULL, NULL, arena);
+                times->part[chunk][section][is_last] = part_after(
+                    simulator, program, (Section)section, chunk, is_last,
+                    section == SECTION_BACKWARD ? times->part[chunk][SECTION_FORWARD][is_last].out : 0.0,
+                    NULL, NULL, arena);
         }
     }
 }
@@ -250,15 +263,31 @@ static double left_of(const RankTimes *times) {
     return left;
 }
 
-static double action_time(const void *context, int stage, const StepAction *action) {
-    const RankTimes *times = &((const RankTimes *)context)[stage];
+/* Of a pipeline: every stage's times, and by how much an action is slowed down; slow NULL: it is not. */
+typedef struct {
+    const RankTimes *stages;
+    const ScheduleLists *lists;
+    double **slow;
+} PipelineTimes;
+
+static double own_time(const RankTimes *times, const StepAction *action) {
     double seconds = action_part(times, action)->seconds;
     if (action->kind != ACTION_UPDATE) return seconds;
     return seconds + part_of(times, SECTION_CHECK, 0, true)->seconds + left_of(times);
 }
 
+static double slowness(const PipelineTimes *times, int stage, const StepAction *action) {
+    return times->slow ? times->slow[stage][action - times->lists->actions[stage]] : 1.0;
+}
+
+static double action_time(const void *context, int stage, const StepAction *action) {
+    const PipelineTimes *times = context;
+    return own_time(&times->stages[stage], action) * slowness(times, stage, action);
+}
+
 static double action_tail(const void *context, int stage, const StepAction *action) {
-    return action_part(&((const RankTimes *)context)[stage], action)->tail;
+    const PipelineTimes *times = context;
+    return action_part(&times->stages[stage], action)->tail * slowness(times, stage, action);
 }
 
 static void add_part(PartTime *sum, const PartTime *part, double n_times) {
@@ -311,16 +340,64 @@ static void fill_simulation(const Rendezvous *rendezvous, const ScheduleLists *l
     }
 }
 
+static Status run_lists(Rendezvous *rendezvous, const PipelineTimes *times, Arena *arena, Error *error) {
+    double message = 0.0;
+    for (int i = 0; i < times->lists->shape.n_stages; i++) message = fmax(message, times->stages[i].message);
+    rendezvous_prepare(rendezvous, times->lists, arena);
+    rendezvous->tail = action_tail;
+    if (!rendezvous_run(rendezvous, action_time, times, message))
+        return error_failed(error, "the simulated pipeline does not come to an end");
+    return STATUS_OK;
+}
+
+/* Seconds in which `stage` computes beside the action that runs from begin to end. */
+static double seconds_beside(const Rendezvous *rendezvous, int stage, double begin, double end) {
+    double sum = 0.0;
+    for (int i = 0; i < rendezvous->lists->n_actions[stage]; i++) {
+        const RendezvousAction *action = &rendezvous->stage[stage].action[i];
+        sum += fmax(fmin(action->end, end) - fmax(action->begin, begin), 0.0);
+    }
+    return sum;
+}
+
+/* Times are those of ranks that share the cores with all others. With a of p stages at work each has p/a of
+ * it, but no more than a core: who is beside whom depends on how long actions take, and that on who is beside
+ * whom, so the two are found in turn. */
+static Status share_cores(const StepSchedule *schedule, PipelineTimes *times, Rendezvous *rendezvous,
+                          Arena *arena, Error *error) {
+    enum { N_ROUNDS = 24 };
+    const ScheduleLists *lists = times->lists;
+    int p = lists->shape.n_stages;
+    times->slow = ARENA_ARRAY(arena, double *, p);
+    for (int i = 0; i < p; i++) {
+        times->slow[i] = ARENA_ARRAY(arena, double, lists->n_actions[i] + 1);
+        for (int k = 0; k < lists->n_actions[i]; k++) times->slow[i][k] = 1.0;
+    }
+    for (int round = 0; round < N_ROUNDS; round++) {
+        TRY(run_lists(rendezvous, times, arena, error));
+        for (int i = 0; i < p; i++) {
+            for (int k = 0; k < lists->n_actions[i]; k++) {
+                const RendezvousAction *action = &rendezvous->stage[i].action[k];
+                double seconds = action->end - action->begin, at_work = 1.0;
+                if (seconds <= 0.0) continue;
+                for (int j = 0; j < p; j++)
+                    if (j != i)
+                        at_work += seconds_beside(rendezvous, j, action->begin, action->end) / seconds;
+                double wanted = fmax(at_work / p, 1.0 / schedule->most_speed);
+                times->slow[i][k] += 0.5 * (wanted - times->slow[i][k]);
+            }
+        }
+    }
+    return run_lists(rendezvous, times, arena, error);
+}
+
 static Status simulate_lists(const StepSchedule *schedule, const RankTimes *stages, int n_steps, Arena *arena,
                              ScheduleLists *lists, Simulation *simulation, Error *error) {
     Rendezvous rendezvous;
-    double message = 0.0;
     *lists = schedule_lists(schedule->kind, &schedule->shape, n_steps, arena);
-    for (int i = 0; i < schedule->shape.n_stages; i++) message = fmax(message, stages[i].message);
-    rendezvous_prepare(&rendezvous, lists, arena);
-    rendezvous.tail = action_tail;
-    if (!rendezvous_run(&rendezvous, action_time, stages, message))
-        return error_failed(error, "the simulated pipeline does not come to an end");
+    PipelineTimes times = {.stages = stages, .lists = lists};
+    if (schedule->most_speed > 1.0) TRY(share_cores(schedule, &times, &rendezvous, arena, error));
+    else TRY(run_lists(&rendezvous, &times, arena, error));
     fill_simulation(&rendezvous, lists, arena, simulation);
     return STATUS_OK;
 }

@@ -14,6 +14,8 @@
  *
  * **A pipeline** is the schedule's own actions (parallel/pipeline/schedule.h) carried out by the rules of its
  * messages (rendezvous.h), each action taking as long as its part. Without one, actions follow each other.
+ * Where ranks outnumber cores, those who wait leave theirs to others: an action goes faster while fewer stages
+ * compute, and a bubble costs only what nobody can use.
  *
  * The same input gives the same numbers, on any machine. */
 #ifndef PGPT_PLAN_SIMULATE_H
@@ -44,7 +46,8 @@ typedef struct {
     double waited; /* for communication */
     double sent;   /* communication under way, beside the rest or not */
     double tail;   /* behind its last message to another stage */
-    double left;   /* that communication goes on behind its end: waited for in the update */
+    double left;   /* that communication and moves go on behind its end: waited for in the update */
+    double out;    /* that moves to the host go on behind its end */
 } PartTime;
 
 /* The instructions of a part in the last micro-batch of a step, or in another; events (n of them, from the
@@ -74,6 +77,7 @@ typedef struct {
     ScheduleKind kind;
     ScheduleShape shape; /* of one stage where there is no pipeline */
     bool stages_meet;    /* before the update: its clipping wants a norm of all */
+    double most_speed;   /* of a rank alone, in parts of what it has beside all others; 0 or 1: no more */
 } StepSchedule;
 
 /* `stages` has the times of a rank of every stage. */

@@ -46,6 +46,46 @@ static double cores_of(const Machine *machine, const SpeedUse *use) {
     return fmin(threads * (1.0 - fmin(fmax(loss, 0.0), 0.9)), n_cores / ranks);
 }
 
+/* Ranks of a host that compute at a time, and what is left of each one's rate: ranks with more threads than
+ * there are cores take turns, and cores that others keep busy slow a core down. */
+static double active_of(const Machine *machine, const SpeedUse *use) {
+    double ranks = machine_ranks_a_host(machine, use->n_ranks), n_cores = (double)machine->host.n_cores;
+    return n_cores > 0.0 ? fmin(ranks, n_cores) : 1.0;
+}
+
+static double turns_of(const Machine *machine, const SpeedUse *use) {
+    double n_cores = (double)machine->host.n_cores, threads = threads_of(machine, use);
+    double ranks = machine_ranks_a_host(machine, use->n_ranks);
+    return n_cores > 0.0 ? fmin(1.0, n_cores / (ranks * fmin(threads, n_cores))) : 1.0;
+}
+
+static double busy_share(const Machine *machine, const SpeedUse *use) {
+    double n_cores = (double)machine->host.n_cores, threads = threads_of(machine, use);
+    double ranks = machine_ranks_a_host(machine, use->n_ranks), busy = machine->device.busy_efficiency;
+    double others = fmin(ranks * threads, n_cores) - fmin(threads, n_cores);
+    return n_cores > 1.0 && busy > 0.0 ? 1.0 - (1.0 - busy) * others / (n_cores - 1.0) : 1.0;
+}
+
+static void use_samples(RankSpeed *speed, const Machine *machine, const SpeedUse *use) {
+    double n_cores = (double)machine->host.n_cores;
+    bool is_measured = strcmp(machine->device.dtype, precision_names[use->precision]) == 0;
+    speed->turns = turns_of(machine, use);
+    speed->threads = 1.0;
+    if (n_cores > 1.0) {
+        double threads = fmin(threads_of(machine, use), n_cores);
+        double loss = (1.0 - machine->device.thread_efficiency) * (threads - 1.0) / (n_cores - 1.0);
+        speed->threads = threads * (1.0 - fmin(fmax(loss, 0.0), 0.9));
+    }
+    speed->share = speed->turns * busy_share(machine, use);
+    if (!is_measured || !machine->samples) return;
+    speed->one_thread = machine->samples;
+    speed->all_threads = machine->all_thread_samples;
+    if (n_cores > 1.0) speed->all_threads_part = log(fmin(threads_of(machine, use), n_cores)) / log(n_cores);
+    if (n_cores > 0.0 && machine->host.host_memory_gbs > 0.0)
+        speed->shared_memory =
+            machine->host.host_memory_gbs * 1e9 / machine_ranks_a_host(machine, use->n_ranks);
+}
+
 RankSpeed rank_speed(const Machine *machine, const SpeedUse *use) {
     const MachineDevice *device = &machine->device;
     double cores = cores_of(machine, use), n_cores = (double)machine->host.n_cores;
@@ -57,20 +97,23 @@ RankSpeed rank_speed(const Machine *machine, const SpeedUse *use) {
     double vector =
         device->vector_tflops > 0.0 ? device->vector_tflops * 1e12 : peak_of(machine, false, false);
     bool is_tf32 = use->precision == PRECISION_TF32;
-    return (RankSpeed){.machine = machine,
+    RankSpeed speed = {.machine = machine,
                        .classes = machine_gemm_classes(machine),
                        .gemm_16 = gemm * peak_of(machine, true, false),
                        .gemm_32 = gemm * peak_of(machine, false, is_tf32),
                        .vector = vector * cores,
                        .memory = memory,
                        .cache = device->cache_gbs > 0.0 ? device->cache_gbs * 1e9 * cores : memory,
-                       .cache_bytes = device->cache_mib * 1048576.0,
+                       .cache_bytes = device->cache_mib * 1048576.0 / active_of(machine, use),
                        .launch = device->launch_us * 1e-6,
+                       .draws = device->draws_g * 1e9 * cores,
                        .host = host > 0.0 ? host : USUAL_HOST,
                        .bus = machine->host.bus_gbs > 0.0 ? machine->host.bus_gbs * 1e9 : USUAL_BUS,
                        .disk =
                            (machine->host.disk_gbs > 0.0 ? machine->host.disk_gbs * 1e9 : USUAL_DISK) / ranks,
                        .overlaps = n_cores <= 0.0 || ranks * threads_of(machine, use) < n_cores};
+    use_samples(&speed, machine, use);
+    return speed;
 }
 
 /* ---- Instructions */
@@ -79,37 +122,8 @@ static bool begins(const Node *node, const char *words) {
     return strncmp(node->op->name, words, strlen(words)) == 0;
 }
 
-static double rows(const Tensor *tensor) {
-    return (double)shape_rows(tensor->shape);
-}
-
-static double columns(const Tensor *tensor) {
-    return (double)shape_columns(tensor->shape);
-}
-
 static bool is_backward(const Node *node) {
     return strstr(node->op->name, "_backward") != NULL;
-}
-
-bool node_gemm(const Node *node, double *M, double *N, double *K) {
-    bool is_grouped = begins(node, "grouped_");
-    if (!is_grouped && !begins(node, "linear")) return false;
-    const Tensor *x = node->input[0], *other = node->input[1];
-    if (!x || !other) return false;
-    *M = rows(x);
-    *K = columns(x);
-    *N = node->output[0] ? columns(node->output[0]) : *K;
-    if (strstr(node->op->name, "weight_gradient")) { /* dy, x: rows are the terms */
-        *K = *M;
-        *M = columns(x);
-        *N = columns(other);
-    }
-    if (is_grouped) {
-        const Tensor *weight = strstr(node->op->name, "weight_gradient") ? node->output[0] : other;
-        double n = weight && weight->shape.n_dims == 3 ? (double)weight->shape.dim[0] : 1.0;
-        *(strstr(node->op->name, "weight_gradient") ? K : M) /= n;
-    }
-    return true;
 }
 
 static double arithmetic_rate(const RankSpeed *speed, const Node *node, NodeBound *bound) {
@@ -128,16 +142,63 @@ static double arithmetic_rate(const RankSpeed *speed, const Node *node, NodeBoun
     return speed->vector;
 }
 
+/* As measured. With some of the cores a rank is as far between one thread and all, in logarithms, as their
+ * number is. */
+static bool measured_time(const RankSpeed *speed, const Node *node, const Cost *cost, NodeTime *time) {
+    double seconds, of_all;
+    if (!speed->one_thread || !samples_seconds(speed->one_thread, node, &seconds)) return false;
+    if (speed->all_threads_part > 0.0 && samples_seconds(speed->all_threads, node, &of_all))
+        seconds *= pow(of_all / seconds, speed->all_threads_part);
+    else seconds /= speed->threads; /* nobody has tried them */
+    arithmetic_rate(speed, node, &time->bound);
+    if (time->bound == BOUND_VECTOR) time->bound = BOUND_MEMORY;
+    time->seconds = seconds / speed->share;
+    if (speed->shared_memory > 0.0 && cost->bytes > speed->cache_bytes)
+        time->seconds = fmax(time->seconds, cost->bytes / speed->shared_memory);
+    if (time->seconds < speed->launch) *time = (NodeTime){speed->launch, BOUND_LAUNCH};
+    return true;
+}
+
+/* Scores that attention computes: those that somebody may see. 0: it is none. */
+static double visible_scores(const Node *node, double flops, const AttentionAttributes **heads) {
+    bool is_part = node->op == &OP_ATTENTION_PART || node->op == &OP_ATTENTION_PART_BACKWARD;
+    if (!is_part && node->op != &OP_ATTENTION && node->op != &OP_ATTENTION_BACKWARD) return 0.0;
+    *heads = is_part ? &((const AttentionPartAttributes *)node->attributes)->heads : node->attributes;
+    return flops / ((is_backward(node) ? 10.0 : 4.0) * (*heads)->head_size);
+}
+
+/* Attention that is not fused writes its scores and reads them again, kernel after kernel, those that nobody
+ * may see too. */
+static double score_seconds(const RankSpeed *speed, const Node *node, double flops) {
+    const AttentionAttributes *heads;
+    double n = 2.0 * visible_scores(node, flops, &heads) * (is_backward(node) ? 1.5 : 1.0);
+    return n * speed->machine->device.score_bytes / speed->memory;
+}
+
+/* Dropout draws a number for every score or element, and the backward draws it again. */
+static double draw_seconds(const RankSpeed *speed, const Node *node, double flops) {
+    const AttentionAttributes *heads = NULL;
+    double n = visible_scores(node, flops, &heads);
+    if (speed->draws <= 0.0) return 0.0;
+    if (heads && heads->dropout <= 0.0f) n = 0.0;
+    bool is_norm = node->op == &OP_RESIDUAL_NORM || node->op == &OP_RESIDUAL_NORM_BACKWARD;
+    bool draws = is_norm && ((const ResidualNormAttributes *)node->attributes)->probability > 0.0f;
+    if (draws || node->op == &OP_DROPOUT) n = (double)tensor_count(node->input[0]);
+    return n / speed->draws;
+}
+
 NodeTime rank_node_time(const RankSpeed *speed, const Node *node) {
     Cost cost = op_cost(node);
     NodeTime time = {0};
+    if (!node->is_on_host && measured_time(speed, node, &cost, &time)) return time;
     double arithmetic = cost.flops > 0.0 ? cost.flops / arithmetic_rate(speed, node, &time.bound) : 0.0;
     if (node->is_on_host) /* which reads and writes, and has no launches */
         return (NodeTime){.seconds = cost.bytes / speed->host, .bound = BOUND_MEMORY};
     bool is_cached = cost.bytes <= speed->cache_bytes;
     double traffic = cost.bytes / (is_cached ? fmax(speed->cache, speed->memory) : speed->memory);
     if (traffic >= arithmetic) time.bound = BOUND_MEMORY;
-    time.seconds = fmax(arithmetic, traffic);
+    time.seconds = fmax(arithmetic, traffic) + score_seconds(speed, node, cost.flops) +
+                   draw_seconds(speed, node, cost.flops);
     if (speed->launch > time.seconds) time.bound = BOUND_LAUNCH;
     time.seconds += speed->launch;
     return time;

@@ -42,6 +42,21 @@ LONGER
 END
 all_done
 
+# A line that --tune prints runs, and allocates what was said of it; bench/plan --only lines does twenty.
+tuned_line() {
+    local n=$1 line
+    shift
+    pgpt plan "${model[@]}" --machine cpu --gpus "$n" --tune "$@" --json
+    line=$(tail -n 1 out | grep -o '"best":.*' | grep -o '"train":"[^"]*"' | sed -n '2 { s/"$//; s/.*pgpt train //p }')
+    [[ -n $line ]] || fail "no second line for $n ranks"
+    local model=() # the line has it
+    # shellcheck disable=SC2086 # several words
+    same_bytes "$n" $line
+}
+tuned_line 3 --batch 12
+! is_long || tuned_line 4 --batch 8 --pp 2
+! is_long || tuned_line 8 --batch 16 --zero 1
+
 # train takes the tuner's layout, and keeps what is given.
 ranks 2 train "${model[@]}" --batch 4 --steps 1 --no-save --layout auto --tp 2 --out auto
 grep -Eq -e '--layout auto: --tp 2 .*--micro-batch [0-9]+' err || fail "no layout was chosen: $(cat err)"

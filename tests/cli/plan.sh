@@ -60,6 +60,13 @@ refused '/gemm-classes = 64:2/' plan --machine poor.ini
 printf 'speed = 1\n' >poor.ini
 refused '/poor.ini/' plan --machine poor.ini
 printf 'tflops-32 = 1\nmemory-gbs = 10\nmemory-gib = 1\ndevices = 4\ninside-gbs = 1\nhosts = 2\nbetween-gbs = 1\ndevice = cuda:a100\n' >small.ini
+sed 's/^memory-gbs.*/memory-gbs = 1e-300/' small.ini >slow.ini
+refused '/whose memory carries nothing/' plan --machine slow.ini
+sed '$a dtype = f99' small.ini >kind.ini
+refused '/machine kind.ini: .*f99/' plan --machine kind.ini
+sed '$a samples = linear:1,2=fast' small.ini >fast.ini
+refused '/fast.ini: samples: .linear:1,2=fast.: write/' plan --machine fast.ini
+refused '/--draw x.png: pictures are SVG/' plan --draw x.png
 refused '/12 ranks are 4 more than the 8 devices/' plan --machine small.ini --gpus 12
 refused '/--device cpu and machine a100, which has GPUs/' plan --machine a100 --device cpu
 refused "/--print-program is of 'pgpt train'/" plan --print-program

@@ -30,6 +30,8 @@ static const char *reason_of(const PlanTuning *tuning, const TunedLayout *found,
     if (found->layout.recompute)
         text = arena_printf(arena, "%scomputes %sagain, ", text,
                             found->layout.recompute == RECOMPUTE_SELECTIVE ? "what is cheap " : "");
+    if (found->layout.offload != TUNE_AS_GIVEN)
+        text = arena_printf(arena, "%s%s at the host, ", text, tune_offload_words[found->layout.offload]);
     if (found == best) return arena_printf(arena, "%sthe fastest", text);
     const char *other = found->bytes < 0.97 * best->bytes ? ", with less memory" : "";
     return arena_printf(arena, "%s%.1f %% slower%s", text, 100.0 * (found->seconds / best->seconds - 1.0),
@@ -78,6 +80,9 @@ static json_t *layout_json(const PlanRun *plan, const TunedLayout *found, Arena 
     json_object_set_new(object, "zero", json_integer(found->layout.zero));
     json_object_set_new(object, "micro_batch", json_integer(found->layout.micro_batch));
     json_object_set_new(object, "recompute", recompute_json(found->layout.recompute));
+    const char *offload = tune_offload_words[found->layout.offload];
+    json_object_set_new(object, "offload", offload ? json_string(offload) : json_null());
+    json_object_set_new(object, "offload_share", json_make_number(found->layout.share));
     json_object_set_new(object, "dtype", json_string(precision_names[found->layout.precision]));
     json_object_set_new(object, "step_ms", json_make_number(found->seconds * 1e3));
     json_object_set_new(object, "peak_bytes", json_make_number(found->bytes));

@@ -1,0 +1,177 @@
+/* Steps of a few shapes, small and large, narrow and wide, with dropout and without: between them lies most of
+ * what is trained. On a CPU instructions are timed where they are, in steps that follow each other, and the
+ * middle one of several counts, since that is what a step is made of. A GPU's are repeated between two events
+ * (bench/ops.h), and whole steps tell what that leaves out: how warm the device gets, gaps between
+ * instructions. */
+#include "bench/machine_samples.h"
+
+#include "base/system/timer.h"
+#include "bench/ops.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { N_STEPS = 5, N_WARM = 1 };
+static const double most_seconds = 120.0; /* of all shapes of a GPU: those that are left are left out */
+
+typedef struct {
+    int64_t layers, heads, channels, T, B, vocabulary;
+    double dropout;
+    int64_t n_experts;
+} StepShape;
+
+static const StepShape cpu_shapes[] = {{2, 4, 128, 128, 8, 512, 0.0, 0}, {1, 6, 384, 256, 8, 1024, 0.0, 0},
+                                       {1, 6, 384, 256, 1, 64, 0.1, 0},  {1, 12, 768, 256, 2, 8192, 0.0, 0},
+                                       {1, 4, 256, 512, 2, 256, 0.1, 0}, {2, 5, 40, 64, 16, 64, 0.0, 0},
+                                       {1, 8, 512, 64, 4, 2048, 0.0, 0}};
+/* The usual ones first. */
+static const StepShape gpu_shapes[] = {
+    {2, 12, 768, 1024, 32, 50304, 0.0, 0}, {2, 6, 384, 256, 64, 1024, 0.0, 0},
+    {1, 25, 1600, 1024, 8, 50304, 0.0, 0}, {1, 16, 2048, 2048, 4, 32000, 0.0, 0},
+    {1, 16, 1024, 512, 32, 50304, 0.0, 0}, {1, 12, 768, 8192, 2, 50304, 0.0, 0},
+    {1, 32, 4096, 1024, 4, 50304, 0.0, 0}, {1, 12, 768, 1024, 16, 50304, 0.1, 0},
+    {1, 10, 1280, 1024, 8, 50304, 0.0, 0}, {1, 12, 768, 1024, 16, 50304, 0.0, 8},
+    {1, 12, 768, 256, 16, 8192, 0.0, 0},   {1, 12, 768, 4096, 8, 50304, 0.0, 0},
+    {1, 16, 1024, 1024, 4, 50304, 0.0, 0}};
+
+static Status set_shape(BenchSetup *setup, const StepShape *shape, int64_t n_threads, Error *error) {
+    ModelConfig *model = &setup->model;
+    BenchOptions *bench = &setup->bench;
+    model->n_layers = shape->layers;
+    model->n_heads = model->n_kv_heads = shape->heads;
+    model->n_channels = shape->channels;
+    model->n_hidden = 4 * shape->channels;
+    model->context = shape->T;
+    model->vocabulary = shape->vocabulary;
+    model->dropout = shape->dropout;
+    model->n_experts = shape->n_experts;
+    model->n_chosen = model->expert_hidden = 0; /* as usual */
+    setup->optimizer.clip = 1.0; /* as training has it: the norm of the gradient is an instruction, too */
+    bench->batch = shape->B;
+    bench->micro_batch = bench->sequence = bench->recompute = bench->loss_chunk = 0;
+    bench->n_threads = n_threads;
+    return config_complete(model, model->vocabulary, error);
+}
+
+/* ---- Samples */
+
+static bool is_same(const SampleKey *a, const SampleKey *b) {
+    if (strcmp(a->name, b->name) != 0 || a->n_sizes != b->n_sizes) return false;
+    for (int i = 0; i < a->n_sizes; i++)
+        if (fabs(a->size[i] - b->size[i]) > 1e-6 * a->size[i]) return false;
+    return true;
+}
+
+static void take_node(MachineSamples *samples, const Node *node, double seconds, double n) {
+    SampleKey key = sample_key(node);
+    Cost cost = op_cost(node);
+    if (node->op->is_portable || seconds <= 0.0 || key.work <= 0.0 || n <= 0.0) return;
+    int i = 0;
+    while (i < samples->n && !is_same(&samples->sample[i].key, &key)) i++;
+    if (i == samples->n) {
+        if (samples->n == samples->room) {
+            int room = samples->room ? 2 * samples->room : 64;
+            MachineSample *grown = ARENA_ARRAY(&samples->arena, MachineSample, room);
+            if (samples->n) memcpy(grown, samples->sample, (size_t)samples->n * sizeof *grown);
+            samples->sample = grown;
+            samples->room = room;
+        }
+        key.name = arena_strdup(&samples->arena, key.name);
+        samples->sample[samples->n++] = (MachineSample){.key = key, .bytes = cost.bytes, .flops = cost.flops};
+    }
+    samples->sample[i].seconds += n * seconds;
+    samples->sample[i].n += n;
+}
+
+static void take_step(MachineSamples *samples, double step, double instructions) {
+    samples->step += step;
+    samples->instructions += instructions;
+    samples->n_shapes++;
+    double host = fmax(step - instructions, 0.0);
+    samples->host = samples->n_shapes == 1 ? host : fmin(samples->host, host);
+}
+
+/* ---- Steps */
+
+static Status on_device(MachineSamples *samples, BenchSetup *setup, Error *error) {
+    BenchOps ops;
+    double step = 0.0;
+    if (bench_ops_measure_step(&ops, setup, N_STEPS, &step, error) == STATUS_OK) {
+        for (int i = 0; i < ops.n_times; i++)
+            take_node(samples, ops.time[i].node, ops.time[i].seconds, ops.time[i].runs_per_step);
+        take_step(samples, step, ops.seconds);
+    }
+    bench_ops_close(&ops);
+    return error->status;
+}
+
+static Status on_host(MachineSamples *samples, BenchSetup *setup, Comm *together, Error *error) {
+    BenchTraining training = {0};
+    Arena arena = {0};
+    double steps[N_STEPS], instructions = 0.0;
+    if (bench_training_plan(&training, setup, error) == STATUS_OK) bench_training_open(&training, error);
+    if (together) comm_agree(together, error);
+    TRY_GOTO(error->status, done);
+    const Executor *executor = &training.step.executor;
+    const Graph *graph = training.step.graph;
+    double *seconds = ARENA_ARRAY(&arena, double, (graph->n_nodes + 1) * N_STEPS);
+    for (int k = -N_WARM; k < N_STEPS; k++) {
+        StepResult result;
+        executor_reset_times(&training.step.executor);
+        uint64_t start = timer_now_ns();
+        TRY_GOTO(train_step_run(&training.step, &training.source, k + N_WARM, 3e-4, &result, error), done);
+        if (k < 0) continue;
+        steps[k] = timer_seconds_since(start);
+        for (int i = 0; i < graph->n_nodes; i++)
+            seconds[i * N_STEPS + k] = (double)executor->instruction[i].elapsed_ns * 1e-9;
+    }
+    for (int i = 0; i < graph->n_nodes; i++) {
+        double median = bench_median(&seconds[i * N_STEPS], N_STEPS);
+        take_node(samples, graph->node[i], median, 1.0);
+        instructions += median;
+    }
+    take_step(samples, bench_median(steps, N_STEPS), instructions);
+done:
+    arena_free(&arena);
+    bench_training_close(&training);
+    return error->status;
+}
+
+Status machine_samples_take(MachineSamples *samples, const BenchSetup *setup, int64_t n_threads,
+                            Comm *together, Error *error) {
+    bool is_gpu = n_threads == 0;
+    int n = is_gpu ? sizeof gpu_shapes / sizeof gpu_shapes[0] : sizeof cpu_shapes / sizeof cpu_shapes[0];
+    uint64_t start = timer_now_ns();
+    for (int i = 0; i < n; i++) {
+        BenchSetup one = *setup;
+        TRY(set_shape(&one, is_gpu ? &gpu_shapes[i] : &cpu_shapes[i], n_threads, error));
+        if (is_gpu && samples->n_shapes && timer_seconds_since(start) > most_seconds) {
+            samples->n_left_out += n - i;
+            break;
+        }
+        if (!is_gpu) {
+            TRY(on_host(samples, &one, together, error));
+            continue;
+        }
+        Error own = {0};
+        if (on_device(samples, &one, &own) == STATUS_OK) continue;
+        if (own.status != STATUS_USER || !samples->n_shapes) return *error = own, own.status;
+        samples->n_left_out++; /* a device too small for it */
+    }
+    return STATUS_OK;
+}
+
+void machine_samples_free(MachineSamples *samples) {
+    arena_free(&samples->arena);
+    *samples = (MachineSamples){0};
+}
+
+const char *machine_samples_text(const MachineSamples *samples, double factor, Arena *arena) {
+    const char *text = "";
+    for (int i = 0; i < samples->n; i++) {
+        const MachineSample *sample = &samples->sample[i];
+        text = samples_add(text, &sample->key, sample->seconds / sample->n / factor, arena);
+    }
+    return text;
+}
