@@ -320,6 +320,12 @@ static Status read_options(Verify *run, int n_words, char *const *words, Error *
     if (compression.kind != COMPRESS_NONE && call->optimizer != (int)wanted)
         return error_user(error, "--compress %s is simulated with --optimizer %s; give that one",
                           call->compress, optimizer_name(wanted));
+    if (compression.kind != COMPRESS_NONE && precision.weight != DTYPE_F32)
+        return error_user(
+            error,
+            "--compress %s is compared in f32, where rounding seldom decides what is sent; leave "
+            "out --dtype %s",
+            call->compress, precision_names[call->precision]);
     run->choice.batch = call->batch;
     run->choice.has_algorithms = !backend_has_own_memory(&run->backend);
     run->choice.breaks = call->left_out > 0;

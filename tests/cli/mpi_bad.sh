@@ -35,7 +35,7 @@ no '/--tp-style row has all rows on every rank, and --sequence-parallel divides 
 no '/--tp-chunks means something only with --tp or --ep 2 or more; leave it out/' 2 --tp-chunks 2
 no '/--tp-chunks 2 overlaps the messages of --tp-style column; leave one out/' 2 --tp 2 --tp-chunks 2 --tp-style row
 no '/--tp-chunks 2 is of layers that one stage has all of, and in a pipeline micro-batches are in flight already/' 4 --tp 2 --pp 2 --layers 2 --tp-chunks 2
-no '/--ranks-per-host means something only with --print-mesh; leave it out/' 2 --ranks-per-host 2
+no '/--ranks-per-host means something only with --print-mesh or --compress-across hosts; leave it out, or give that too/' 2 --ranks-per-host 2
 no '/--sync local is of whole models, and --tp 2 divides each among ranks; leave one out/' 4 --tp 2 --sync local
 no '/--eager-update is for one process/' 2 --tp 2 --eager-update --clip 0
 no '/--tp-chunks 5 makes more parts of a micro-batch than the 4 sequences that it has on a rank; lower it/' 2 --tp 2 --batch 8 --micro-batch 4 --tp-chunks 5

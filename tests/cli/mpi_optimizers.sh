@@ -92,6 +92,4 @@ ranks_refused '/--sync server averages f32 weights and moments.*--moments f32/' 
 
 ranks_refused '/--compress 1bit-adam needs its moments in f32.*--moments/' 2 "${small[@]}" --compress 1bit-adam --moments 8bit
 refused '/--eager-update .*muon/' train "${TINY[@]}" --optimizer muon --eager-update --clip 0
-refused '/--offload optimizer .*--optimizer lamb/' train "${TINY[@]}" --optimizer lamb --offload optimizer
-refused '/--offload optimizer .*8 bits/' train "${TINY[@]}" --moments 8bit --offload optimizer
 refused '/lamb-max-ratio/' train "${TINY[@]}" --lamb-max-ratio 3

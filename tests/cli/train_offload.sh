@@ -69,7 +69,7 @@ pgpt train "${options[@]}" --print-program "${away[@]}"
 grep -q ' update    fetch ' out || fail "no fetch in the program"
 grep -q ' update    offload ' out || fail "no offload in the program"
 grep -Eq '^  file .* bytes .*on disk' out || fail "no file in the memory plan: $(tail -n 20 out)"
-pgpt train "${options[@]}" --print-program --device cuda:h200 --offload optimizer --offload-update host
+pgpt train "${options[@]}" --print-program --device cuda:h200 --offload optimizer
 grep -Eq '^  host .*pinned' out || fail "no pinned memory in the plan: $(tail -n 20 out)"
 ! grep -q 'the host waits' out || fail "the host waits for what streams through the device"
 pgpt train "${options[@]}" --print-program --device cuda:h200 --offload optimizer --offload-update host

@@ -14,6 +14,7 @@
 #include "ops/compress/compress.h"
 #include "ops/compress/lowrank.h"
 #include "ops/experts/experts.h"
+#include "ops/update/lamb_coefficient.h"
 #include "ops/update/muon.h"
 
 #include <math.h>
