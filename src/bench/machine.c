@@ -212,7 +212,8 @@ static Status measure_alone(MachineMeasure *measure, const BenchSetup *setup, co
     CoreSet all = cores_possible(), before = cores_allowed();
     TRY(describe(measure, setup, error));
     bool is_gpu = measure->machine.host.n_cores == 0;
-    /* OpenMP counts its cores when the process begins: with threads on others it would sleep between loops. */
+    /* OpenMP counts its cores when the process begins: with threads on others it would sleep between
+     * loops. */
     measure->is_bound = cores_count(&before) < cores_count(&all);
     if (is_gpu) measure_gpu(measure, setup, error);
     else measure_cpu(measure, setup, one, error);

@@ -6,9 +6,9 @@
  *
  *     bench_machine_free(&measure);
  *
- * Rates of instructions are those that training steps of several shapes run at, so they are what kernels reach
- * and not what a datasheet says. With several ranks, links are measured by collectives between them, and on a
- * CPU what ranks cost each other. */
+ * Rates of instructions are those that training steps of several shapes run at, so they are what kernels
+ * reach and not what a datasheet says. With several ranks, links are measured by collectives between them,
+ * and on a CPU what ranks cost each other. */
 #ifndef PGPT_BENCH_MACHINE_H
 #define PGPT_BENCH_MACHINE_H
 

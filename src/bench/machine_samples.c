@@ -1,7 +1,7 @@
-/* Steps of a few shapes, small and large, narrow and wide, with dropout and without: between them lies most of
- * what is trained. On a CPU instructions are timed where they are, in steps that follow each other, and the
- * middle one of several counts, since that is what a step is made of. A GPU's are repeated between two events
- * (bench/ops.h), and whole steps tell what that leaves out: how warm the device gets, gaps between
+/* Steps of a few shapes, small and large, narrow and wide, with dropout and without: between them lies most
+ * of what is trained. On a CPU instructions are timed where they are, in steps that follow each other, and
+ * the middle one of several counts, since that is what a step is made of. A GPU's are repeated between two
+ * events (bench/ops.h), and whole steps tell what that leaves out: how warm the device gets, gaps between
  * instructions. */
 #include "bench/machine_samples.h"
 

@@ -67,10 +67,10 @@ struct Op {
     bool is_portable;
     /* Recompute repeats it like any computation. What other communication has brought is kept. */
     bool is_repeatable;
-    /* Selective activation checkpointing (passes/selective.h): how output `output` is made once more for a few
-     * operations an element, which is cheaper than keeping it. `again` is a copy of the node; turned into one
-     * that may read what the node reads and its other outputs, and has an output where it makes one. false:
-     * it is kept. NULL: all are. op_repeat: the node itself, once more. */
+    /* Selective activation checkpointing (passes/selective.h): how output `output` is made once more for a
+     * few operations an element, which is cheaper than keeping it. `again` is a copy of the node; turned into
+     * one that may read what the node reads and its other outputs, and has an output where it makes one.
+     * false: it is kept. NULL: all are. op_repeat: the node itself, once more. */
     bool (*again)(Graph *graph, Node *again, int output);
     /* May a portable node be part of a backend's capture: does it only enqueue on the device? NULL: no. */
     bool (*is_capturable)(const Node *node);
@@ -78,8 +78,8 @@ struct Op {
      * together or not at all. NULL: neither. */
     const void *(*flight)(const Node *node);
     UpdateKind update;
-    /* Of an update of elements: what a cut is at multiples of, from the update's first element; 0: anything. And
-     * the inputs and outputs, a bit each, that are not one number an element: all share them. */
+    /* Of an update of elements: what a cut is at multiples of, from the update's first element; 0: anything.
+     * And the inputs and outputs, a bit each, that are not one number an element: all share them. */
     int64_t update_grain;
     uint32_t update_shared_inputs, update_shared_outputs;
 };

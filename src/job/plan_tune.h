@@ -7,8 +7,8 @@
  *     plan_tuning_free(&tuning);
  *
  * What is searched: dp, tp, cp, ep, pp, chunks, schedule, ZeRO, micro-batch, recompute, offload for what does
- * not fit without, and dtype where nobody has said it. What the call gives is kept as it is. Batch, sequence and model stay: no layout changes
- * what is learned.
+ * not fit without, and dtype where nobody has said it. What the call gives is kept as it is. Batch, sequence
+ * and model stay: no layout changes what is learned.
  *
  * **Estimates** are made of programs of a few blocks, one for every tp, cp, ep, micro-batch and recompute:
  * what a block adds to the time and the bytes of a stage, and what the ends of the model do. A layout is then
@@ -55,7 +55,8 @@ typedef struct {
     int n_best;  /* that are wanted */
     int n_plans; /* at most; 0: as many as it takes, up to 60 */
     bool
-        /* the usual choices only: no cp, ZeRO 1 and 3, recompute all, what is cheap, or nothing, 1f1b and interleaved */
+        /* the usual choices only: no cp, ZeRO 1 and 3, recompute all, what is cheap, or nothing, 1f1b and
+         * interleaved */
         is_quick;
 } TuneOptions;
 

@@ -44,8 +44,8 @@ typedef struct {
     double draws_g; /* 10^9 random numbers a second, for dropout; of a CPU: of one core; 0: they are free */
     double memory_gbs, memory_efficiency;
     double cache_mib, cache_gbs; /* what fits there is read and written at this rate; 0: as memory */
-    /* Of a CPU: the part of its cores' rates together that all threads of one rank reach; and of a core's rate
-     * the part that is left where ranks keep all the others busy. */
+    /* Of a CPU: the part of its cores' rates together that all threads of one rank reach; and of a core's
+     * rate the part that is left where ranks keep all the others busy. */
     double thread_efficiency, busy_efficiency;
     double launch_us;               /* before an instruction begins to work */
     double watts;                   /* of a device with its share of the host; 0: not known */

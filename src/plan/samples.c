@@ -1,5 +1,5 @@
-/* A text is read once, when its machine is opened: words are sorted by operation, and an instruction finds its
- * group by bisection. Sizes are compared as logarithms, so a factor of two is as far anywhere. */
+/* A text is read once, when its machine is opened: words are sorted by operation, and an instruction finds
+ * its group by bisection. Sizes are compared as logarithms, so a factor of two is as far anywhere. */
 #include "plan/samples.h"
 
 #include "base/text/plain.h"

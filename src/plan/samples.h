@@ -4,11 +4,11 @@
  *     TRY(samples_read("linear:2048,768,768=91.2 layernorm:3145728=11.3", arena, &samples, error));
  *     if (samples_seconds(&samples, node, &seconds)) ...      // else none of its kind was measured
  *
- * A sample is an operation, its size, and its rate in 10^9 units of work a second. Of a GEMM the size is rows,
- * columns and terms, the work FLOPs; of attention FLOPs, bytes and the head size, likewise; of all else bytes
- * are both. Between samples of an operation the logarithm of the rate is their mean, weighted by the inverse
- * fourth power of the distance in logarithms of sizes: at a sample it is that sample, and far from all of
- * them nothing runs away. */
+ * A sample is an operation, its size, and its rate in 10^9 units of work a second. Of a GEMM the size is
+ * rows, columns and terms, the work FLOPs; of attention FLOPs, bytes and the head size, likewise; of all else
+ * bytes are both. Between samples of an operation the logarithm of the rate is their mean, weighted by the
+ * inverse fourth power of the distance in logarithms of sizes: at a sample it is that sample, and far from
+ * all of them nothing runs away. */
 #ifndef PGPT_PLAN_SAMPLES_H
 #define PGPT_PLAN_SAMPLES_H
 

@@ -14,8 +14,8 @@
  *
  * **A pipeline** is the schedule's own actions (parallel/pipeline/schedule.h) carried out by the rules of its
  * messages (rendezvous.h), each action taking as long as its part. Without one, actions follow each other.
- * Where ranks outnumber cores, those who wait leave theirs to others: an action goes faster while fewer stages
- * compute, and a bubble costs only what nobody can use.
+ * Where ranks outnumber cores, those who wait leave theirs to others: an action goes faster while fewer
+ * stages compute, and a bubble costs only what nobody can use.
  *
  * The same input gives the same numbers, on any machine. */
 #ifndef PGPT_PLAN_SIMULATE_H

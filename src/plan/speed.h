@@ -31,9 +31,9 @@ typedef struct {
     double cache_bytes, launch, draws; /* draws: random numbers a second; 0: free */
     double host, bus, disk; /* bytes a second of a rank: of the host's kernels, to the host, to its disk */
     bool overlaps;          /* communication goes on beside computation */
-    /* What was measured counts more than the rates above. Of a CPU: by one thread and by one on every core, and
-     * how far between them a rank is; of what it says, the part that a rank has where others want the cores;
-     * and bytes a second of the memory behind all caches, where all ranks are at it. */
+    /* What was measured counts more than the rates above. Of a CPU: by one thread and by one on every core,
+     * and how far between them a rank is; of what it says, the part that a rank has where others want the
+     * cores; and bytes a second of the memory behind all caches, where all ranks are at it. */
     const Samples *one_thread, *all_threads;
     double all_threads_part, share, shared_memory;
     double threads; /* of a rank, in parts of one that is alone */

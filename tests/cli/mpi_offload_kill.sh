@@ -45,7 +45,7 @@ done
 run=killed n_kills=0 n_in_save=0 n_both=0 n_runs=0 n_misses=0
 while ((n_kills < wanted)); do
     n=$((2 - n_runs % 2)) io=$( ((n_runs % 4 < 2)) && echo auto || echo threads)
-    words=("${options[@]}" --zero $((n - 1)) --out $run --resume auto --offload optimizer:file=disk --offload-bucket-mb 0.01 --offload-io $io)
+    words=("${options[@]}" --zero $((n - 1)) --out "$run" --resume auto --offload optimizer:file=disk --offload-bucket-mb 0.01 --offload-io "$io")
     rm -rf $run
     for ((kills = 0; kills < 2 && n_kills < wanted; kills++)); do
         start_ranks $n "${words[@]}"
@@ -78,7 +78,7 @@ while ((n_kills < wanted)); do
     unset has_hit saving
     ranks $n train "${words[@]}"
     ! grep -q 'passed over' err || fail "a kill left a damaged checkpoint: $(cat err)"
-    for file in whole$n/$last/*; do
+    for file in "whole$n/$last"/*; do
         cmp "$file" "$run/$last/$(basename "$file")" || fail "$(basename "$file") of $n ranks differs after $kills kills"
     done
     same_losses whole$n $run

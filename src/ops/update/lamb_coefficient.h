@@ -5,7 +5,7 @@
  *
  *     exact steps        op_lamb_average    of every tensor: the moving average of its trust ratio
  *     compressed steps   op_lamb_freshen    g = (m - β1·before)/(1-β1),  fresh = β2·fresh + (1-β2)·g²,
- *                                           ratio = max of (√(v·c2) + ε) / (√(fresh·c2') + ε), of every tensor
+ *                                           ratio = max of (√(v·c2) + ε) / (√(fresh·c2') + ε), a tensor
  *                        ... the largest ratio over the ranks that hold parts of it ...
  *                        op_lamb_adapt      factor, and what op_lamb makes its step by
  *

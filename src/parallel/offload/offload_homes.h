@@ -23,8 +23,8 @@ typedef struct {
 /* Is it state of an optimizer, or a part of it? */
 bool offload_is_state(const Tensor *tensor);
 
-/* Numbers of a flat array's tensor that n elements of an update are, and where element n begins: of moments in
- * 8 bits words, and n a multiple of 64. */
+/* Numbers of a flat array's tensor that n elements of an update are, and where element n begins: of moments
+ * in 8 bits words, and n a multiple of 64. */
 int64_t offload_units(const Tensor *tensor, int64_t n);
 
 /* All that updates of the graph touch, and what it is copied to. */

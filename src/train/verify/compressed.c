@@ -49,7 +49,8 @@ static Status take_held(TrainStep *step, float *held, Arena *arena, Error *error
              some = shard_map_whole(basis ? tensor_count(basis) : 0, arena);
     const OptimizerTensors *optimizer = &step->optimizer;
     bool has_fresh = step->phase.is_frozen; /* before, it is what nobody needs */
-    /* Master weights of ZeRO are whole from the first compressed step on; before, each rank has its slices. */
+    /* Master weights of ZeRO are whole from the first compressed step on; before, each rank has its
+     * slices. */
     bool has_slices = optimizer->master && compressed->master, is_whole = step->phase.has_entered;
     const Tensor *weights = !has_slices ? train_step_weights(step)
                             : is_whole  ? compressed->master

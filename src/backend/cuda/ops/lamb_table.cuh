@@ -1,6 +1,6 @@
-/* Which elements are of which tensor, for kernels of LAMB: a flat array is cut into tiles, 8 elements a thread
- * of one block, each within one tensor and one run (LAMB_RUN). The segments travel as an argument of the kernels, as runs do
- * (decay_runs.cuh); more than fit are several launches:
+/* Which elements are of which tensor, for kernels of LAMB: a flat array is cut into tiles, 8 elements a
+ * thread of one block, each within one tensor and one run (LAMB_RUN). The segments travel as an argument of
+ * the kernels, as runs do (decay_runs.cuh); more than fit are several launches:
  *
  *     LambTable table;
  *     LambWalk walk = {};

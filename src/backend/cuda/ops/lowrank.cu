@@ -3,7 +3,8 @@
  * Floor: what is read and written of the matrix over the copy bandwidth, 12, 4 and 12 bytes an element; four
  * columns are taken at a time, so that a rank beyond 4 reads it again. A launch a matrix, but for columns,
  * which a block a matrix makes orthonormal. Sums over rows go by a fixed number of parts, so that a run
- * repeats itself to the bit. Whether the step is skipped is known on the device alone, so every kernel asks. */
+ * repeats itself to the bit. Whether the step is skipped is known on the device alone, so every kernel
+ * asks. */
 #include "backend/cuda/runtime/device.cuh"
 
 extern "C" {
