@@ -15,7 +15,7 @@ Status machine_measure_links(MachineHost *host, const BenchSetup *setup, bool is
 Status machine_guess_links(MachineHost *host, bool is_gpu, Error *error);
 
 /* Bytes a second between pinned memory of the host and the device, each way, with the other under way too. */
-Status machine_measure_bus(MachineHost *host, const Backend *backend, Error *error);
+Status machine_measure_bus(MachineHost *machine, const Backend *backend, Error *error);
 
 /* Of a folder's disk; it stays 0 where nothing can be written there. */
 void machine_measure_disk(MachineHost *host, const char *folder);
