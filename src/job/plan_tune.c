@@ -379,23 +379,46 @@ static Status plan_layout(Search *search, TunedLayout *found, Error *error) {
     return error->status;
 }
 
+/* Layouts that were planned and did not fit, by how much their estimate was too low: others of their kind will
+ * not fit either. */
+typedef struct {
+    PlanLayout layout;
+    double ratio; /* bytes as planned by those as estimated */
+} Misfit;
+
+static bool is_of_kind(const PlanLayout *a, const PlanLayout *b) {
+    return a->offload == b->offload && a->recompute == b->recompute && a->size[AXIS_TP] == b->size[AXIS_TP] &&
+           (a->size[AXIS_PP] > 1) == (b->size[AXIS_PP] > 1);
+}
+
+static bool is_misfit(const Search *search, const TunedLayout *found, const Misfit *misfits, int n_misfits) {
+    for (int i = 0; i < n_misfits; i++) {
+        if (!is_of_kind(&misfits[i].layout, &found->layout)) continue;
+        if (found->bytes * misfits[i].ratio > (double)search->usable) return true;
+    }
+    return false;
+}
+
 /* Estimates are near, not right: so as many again are planned as are wanted. */
 static Status plan_best(Search *search, Error *error) {
     PlanTuning *tuning = search->tuning;
     int wanted = search->options->n_best,
         most = search->options->n_plans ? search->options->n_plans : MOST_PLANS;
     TunedLayout *planned = ARENA_ARRAY(&tuning->arena, TunedLayout, most);
-    int n_fit = 0;
+    Misfit *misfits = ARENA_ARRAY(&tuning->arena, Misfit, most);
+    int n_fit = 0, n_misfits = 0;
     for (int64_t i = 0; i < search->n && tuning->n_planned < most && n_fit < 3 * wanted; i++) {
         TunedLayout found = search->all[i];
         Error own = {0};
-        if (found.bytes > (double)search->usable) continue;
+        double estimated = found.bytes;
+        if (estimated > (double)search->usable || is_misfit(search, &found, misfits, n_misfits)) continue;
         if (plan_layout(search, &found, &own) != STATUS_OK) {
             if (own.status == STATUS_FAILED) return *error = own, own.status;
             continue; /* what only the whole run knows to be wrong */
         }
         tuning->n_planned++;
         if (found.bytes <= (double)search->usable) planned[n_fit++] = found;
+        else misfits[n_misfits++] = (Misfit){found.layout, found.bytes / estimated};
     }
     qsort(planned, (size_t)n_fit, sizeof *planned, by_seconds);
     tuning->best = planned;

@@ -21,35 +21,54 @@ typedef struct {
     const Node *start; /* of the sum, NULL where it is left out, or there is nobody else */
 } UnitTime;
 
-static bool writes(const Node *node, const Tensor *gradient) {
-    return gradient && node_writes_root(node, gradient);
+/* Of every chunk and tensor: the nodes that run first and last of those that write any of its memory, -1 where
+ * none does (n_chunks, n_tensors). A large model has as many gradients as it has nodes. */
+typedef struct {
+    int n_tensors;
+    int *first, *last;
+} Writers;
+
+static Writers find_writers(Graph *graph) {
+    Writers writers = {.n_tensors = graph->n_tensors};
+    int n = order_n_chunks(graph) * graph->n_tensors;
+    writers.first = ARENA_ARRAY(&graph->arena, int, n);
+    writers.last = ARENA_ARRAY(&graph->arena, int, n);
+    for (int i = 0; i < n; i++) writers.first[i] = writers.last[i] = -1;
+    for (int i = 0; i < graph->n_nodes; i++) {
+        const Node *node = graph->node[i];
+        for (int k = 0; k < node->n_outputs; k++) {
+            if (!node->output[k]) continue;
+            int at = node->chunk * graph->n_tensors + tensor_root(node->output[k])->id;
+            int *first = &writers.first[at], *last = &writers.last[at];
+            if (*first < 0 || !order_is_behind(graph, i, *first)) *first = i;
+            if (*last < 0 || order_is_behind(graph, i, *last)) *last = i;
+        }
+    }
+    return writers;
 }
 
 /* The node of a chunk that runs first, or last, of those that write the gradient; -1: none does. */
-static int find_writer(const Graph *graph, const Tensor *gradient, int chunk, bool is_last) {
-    int found = -1;
-    for (int i = 0; i < graph->n_nodes; i++) {
-        if (graph->node[i]->chunk != chunk || !writes(graph->node[i], gradient)) continue;
-        if (found < 0 || order_is_behind(graph, i, found) == is_last) found = i;
-    }
-    return found;
+static int writer_of(const Writers *writers, const Tensor *gradient, int chunk, bool is_last) {
+    if (!gradient) return -1;
+    return (is_last ? writers->last : writers->first)[chunk * writers->n_tensors + gradient->id];
 }
 
 /* When a chunk writes the pieces of a unit. In a pipeline, gradients that an earlier part of the program
  * begins with (a bias whose sum is in the backward, while the weight waits) stay where they are, in the frame
  * of their micro-batch, so that the rest lives in one part only; they are small. Returns whether it writes
  * any. */
-static bool find_time(const GradientSync *sync, const Graph *graph, bool has_parts, UnitTime *time) {
+static bool find_time(const GradientSync *sync, const Graph *graph, const Writers *writers, bool has_parts,
+                      UnitTime *time) {
     int n_pieces = sync->partition.unit[time->unit].n_pieces;
     time->first = time->last = -1;
     for (int k = 0; k < n_pieces; k++) {
-        int last = find_writer(graph, time->gradients[k], time->chunk, true);
+        int last = writer_of(writers, time->gradients[k], time->chunk, true);
         if (last >= 0 && (time->last < 0 || order_is_behind(graph, last, time->last))) time->last = last;
     }
     if (time->last < 0) return false;
     time->first = time->last;
     for (int k = 0; k < n_pieces; k++) {
-        int first = find_writer(graph, time->gradients[k], time->chunk, false);
+        int first = writer_of(writers, time->gradients[k], time->chunk, false);
         if (first < 0) continue;
         time->is_apart[k] = has_parts && !order_same_part(graph->node[first], graph->node[time->last]);
         if (!time->is_apart[k] && order_is_behind(graph, time->first, first)) time->first = first;
@@ -78,7 +97,8 @@ static Tensor *own_gradient(Graph *graph, Tensor *gradient, int chunk) {
         for (int k = 0; k < node->n_outputs; k++)
             node->output[k] = redirected(graph, node->output[k], gradient, own);
     }
-    Node *first = graph->node[find_writer(graph, own, chunk, false)];
+    Writers writers = find_writers(graph); /* with this one */
+    Node *first = graph->node[writer_of(&writers, own, chunk, false)];
     for (int k = 0; k < first->n_outputs; k++)
         if (first->output[k] && tensor_root(first->output[k]) == own) first->write[k] = WRITE_FRESH;
     own->producer = first;
@@ -117,17 +137,19 @@ static int find_times(const GradientSync *sync, Graph *graph, bool has_parts, Te
                       UnitTime *times) {
     const Partition *partition = &sync->partition;
     int n_times = 0, n_chunks = order_n_chunks(graph);
+    Writers writers = find_writers(graph);
     for (int u = 0; u < partition->n_units; u++) {
         const FlatPiece *piece = &sync->array.piece[partition->unit[u].first_piece];
         bool is_written = false;
         for (int chunk = n_chunks - 1; chunk >= 0; chunk--) {
             if (!piece->is_alone && chunk != piece->chunk) continue;
             UnitTime time = new_time(sync, graph, u, chunk, gradients);
-            if (!find_time(sync, graph, has_parts, &time)) continue;
+            if (!find_time(sync, graph, &writers, has_parts, &time)) continue;
             time.is_first = !is_written;
             if (is_written) {
                 time.gradients[0] = own_gradient(graph, time.gradients[0], chunk);
-                find_time(sync, graph, has_parts, &time);
+                writers = find_writers(graph);
+                find_time(sync, graph, &writers, has_parts, &time);
             }
             is_written = true;
             sort_in(graph, has_parts, times, n_times++, time);
