@@ -42,7 +42,7 @@ static Status plan_one(const LargestQuestion *question, int64_t n_heads, Largest
 /* Whether it does; then it is the largest so far. */
 static Status try_one(const LargestQuestion *question, int64_t n_heads, bool *fits, LargestModel *largest,
                       Error *error) {
-    LargestModel model;
+    LargestModel model = {0};
     TRY(plan_one(question, n_heads, &model, error));
     *fits = model.here <= question->here && model.pinned <= question->beside;
     if (*fits) *largest = model;

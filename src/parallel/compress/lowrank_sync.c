@@ -41,10 +41,12 @@ static void add_matrix(Planning *planning, LowRankAttributes *batch, const FlatM
 
 /* What touches the run before is part of it. */
 static void add_run(Planning *planning, LowRankAttributes *batch, int64_t first, int64_t n) {
-    LowRankRun *last = batch->n_runs ? &planning->run[planning->n_runs - 1] : NULL;
-    if (last && last->first + last->n == first && last->at + last->n == batch->n_message) last->n += n;
-    else {
-        planning->run[planning->n_runs++] = (LowRankRun){first, n, batch->n_message};
+    LowRankRun *next = &planning->run[planning->n_runs], *last = next - (batch->n_runs > 0);
+    if (last < next && last->first + last->n == first && last->at + last->n == batch->n_message) {
+        last->n += n;
+    } else {
+        *next = (LowRankRun){first, n, batch->n_message};
+        planning->n_runs++;
         batch->n_runs++;
     }
     batch->n_message += n;
