@@ -324,9 +324,11 @@ static void activations_take_less_memory(void **state) {
                          STATUS_OK);
         n_bytes[i] = step.program.plan.bytes[PLACE_ACTIVATION];
         n_host[i] = step.program.plan.bytes[PLACE_HOST_FRAME];
-        for (int k = 0; k < step.graph->n_nodes; k++)
-            if (step.graph->node[k]->op == &OP_OFFLOAD)
-                n_out[i][step.graph->node[k]->block] += tensor_bytes(step.graph->node[k]->input[0]);
+        for (int k = 0; k < step.graph->n_nodes; k++) {
+            const Node *node = step.graph->node[k];
+            if (node->op == &OP_OFFLOAD && node->block >= 0)
+                n_out[i][node->block] += tensor_bytes(node->input[0]);
+        }
         train_step_close(&step);
     }
     parameters_free(&table);
