@@ -379,8 +379,8 @@ static Status plan_layout(Search *search, TunedLayout *found, Error *error) {
     return error->status;
 }
 
-/* Layouts that were planned and did not fit, by how much their estimate was too low: others of their kind will
- * not fit either. */
+/* Layouts that were planned and did not fit, by how much their estimate was too low: others of their kind
+ * will not fit either. */
 typedef struct {
     PlanLayout layout;
     double ratio; /* bytes as planned by those as estimated */

@@ -21,8 +21,8 @@ typedef struct {
     const Node *start; /* of the sum, NULL where it is left out, or there is nobody else */
 } UnitTime;
 
-/* Of every chunk and tensor: the nodes that run first and last of those that write any of its memory, -1 where
- * none does (n_chunks, n_tensors). A large model has as many gradients as it has nodes. */
+/* Of every chunk and tensor: the nodes that run first and last of those that write any of its memory, -1
+ * where none does (n_chunks, n_tensors). A large model has as many gradients as it has nodes. */
 typedef struct {
     int n_tensors;
     int *first, *last;
