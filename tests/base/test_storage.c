@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -38,6 +39,27 @@ static void test_memory_alloc(void **state) {
         memory_free(memory, sizes[i]);
     }
     memory_free(NULL, 100);
+}
+
+/* Real memory is there afterwards, all of it, and what had been written stays. */
+static void test_memory_touch(void **state) {
+    (void)state;
+    static const size_t sizes[] = {4096, 4u << 20, (9u << 20) + 4097, 33u << 20};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        Error error = {0};
+        void *memory;
+        assert_int_equal(memory_alloc(&memory, sizes[i], "a test", &error), STATUS_OK);
+        unsigned char *bytes = memory, there[(33u << 20) / 4096] = {0};
+        bytes[sizes[i] / 2] = 7;
+        memory_touch(memory, sizes[i]);
+        if (sizes[i] >= 4u << 20) {
+            assert_int_equal(mincore(memory, sizes[i], there), 0);
+            for (size_t page = 0; page < sizes[i] / 4096; page++) assert_int_equal(there[page] & 1, 1);
+        }
+        for (size_t j = 0; j < sizes[i]; j += 509) assert_int_equal(bytes[j], j == sizes[i] / 2 ? 7 : 0);
+        assert_int_equal(bytes[sizes[i] / 2], 7);
+        memory_free(memory, sizes[i]);
+    }
 }
 
 static void test_memory_too_much(void **state) {
@@ -384,12 +406,19 @@ static void test_disk_full(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_memory_alloc),       cmocka_unit_test(test_memory_too_much),
-        cmocka_unit_test(test_memory_groups),      cmocka_unit_test(test_memory_peak),
-        cmocka_unit_test(test_size_arithmetic),    cmocka_unit_test(test_file_read),
-        cmocka_unit_test(test_file_large),         cmocka_unit_test(test_file_writer_replaces_or_not),
-        cmocka_unit_test(test_file_writer_errors), cmocka_unit_test(test_make_folders),
-        cmocka_unit_test(test_line_writer),        cmocka_unit_test(test_disk_full),
+        cmocka_unit_test(test_memory_alloc),
+        cmocka_unit_test(test_memory_too_much),
+        cmocka_unit_test(test_memory_touch),
+        cmocka_unit_test(test_memory_groups),
+        cmocka_unit_test(test_memory_peak),
+        cmocka_unit_test(test_size_arithmetic),
+        cmocka_unit_test(test_file_read),
+        cmocka_unit_test(test_file_large),
+        cmocka_unit_test(test_file_writer_replaces_or_not),
+        cmocka_unit_test(test_file_writer_errors),
+        cmocka_unit_test(test_make_folders),
+        cmocka_unit_test(test_line_writer),
+        cmocka_unit_test(test_disk_full),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

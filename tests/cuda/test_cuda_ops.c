@@ -104,6 +104,8 @@ static bool is_always_f32(const Graph *graph, const Tensor *tensor) {
         {&OP_SUM, false, 0},
         {&OP_SQUARED_NORM, false, 0},
         {&OP_MUON_NORMALISE, true, 1},
+        {&OP_LAMB_MEASURE, false, 0},
+        {&OP_LAMB, true, 4},
         {&OP_CLIP, true, 0},
         {&OP_CLIP, true, 1},
         {&OP_CLIP, false, 0},
@@ -178,7 +180,7 @@ static void retype(Graph *graph, const Variant *variant) {
         for (int k = 0; k < node->n_outputs; k++) {
             if (node->output[k]) node->output[k]->dtype = DTYPE_F32;
         }
-        if (node->op == &OP_MUON_MOMENTUM) continue; /* it writes no weights */
+        if (node->op == &OP_MUON_MOMENTUM || node->op == &OP_LAMB_MEASURE) continue; /* no weights */
         node->output[node->n_outputs - 1] =
             graph_tensor(graph, PLACE_PARAMETER, variant->activation, node->output[0]->shape, "copy");
     }

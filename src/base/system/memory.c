@@ -10,12 +10,14 @@
 #include "base/system/memory.h"
 
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 
+#include "base/system/cores.h"
 #include "base/text/format.h"
 
 enum { SMALL_ALIGNMENT = 64, HUGE_PAGE_BYTES = 2 << 20, LARGE_BYTES = 4 << 20 };
@@ -49,6 +51,48 @@ Status memory_alloc(void **memory, size_t n_bytes, const char *what, Error *erro
     if (*memory) return STATUS_OK;
     return error_failed(error, "the system refused %s of memory for %s (see 'ulimit -v')",
                         format_bytes(n_bytes).text, what);
+}
+
+/* ---- taking real memory by many threads ---- */
+
+typedef struct {
+    unsigned char *start;
+    size_t n_bytes;
+    pthread_t thread;
+} Touched;
+
+/* A page that is there already must stay as it is: systems without MADV_POPULATE_WRITE (before Linux 5.14)
+ * have a byte of each read and written again. */
+static void *touch(void *argument) {
+    Touched *part = argument;
+#ifdef MADV_POPULATE_WRITE
+    if (madvise(part->start, part->n_bytes, MADV_POPULATE_WRITE) == 0) return NULL;
+#endif
+    enum { PAGE = 4096 };
+    for (size_t at = 0; at < part->n_bytes; at += PAGE) {
+        volatile unsigned char *byte = part->start + at;
+        *byte = *byte;
+    }
+    return NULL;
+}
+
+void memory_touch(void *memory, size_t n_bytes) {
+    enum { MOST = 64 };
+    if (n_bytes < LARGE_BYTES) return;
+    Touched part[MOST];
+    size_t n_pages = (n_bytes + HUGE_PAGE_BYTES - 1) / HUGE_PAGE_BYTES, n = (size_t)cores_usable();
+    if (n > MOST) n = MOST;
+    if (n > n_pages) n = n_pages;
+    for (size_t i = 0; i < n; i++) {
+        size_t first = n_pages * i / n * HUGE_PAGE_BYTES, end = n_pages * (i + 1) / n * HUGE_PAGE_BYTES;
+        part[i] = (Touched){.start = (unsigned char *)memory + first, .n_bytes = end - first};
+        if (i == n - 1) part[i].n_bytes = n_bytes - first;
+    }
+    size_t n_made = 1;
+    while (n_made < n && !pthread_create(&part[n_made].thread, NULL, touch, &part[n_made])) n_made++;
+    touch(&part[0]);
+    for (size_t i = n_made; i < n; i++) touch(&part[i]);
+    for (size_t i = 1; i < n_made; i++) pthread_join(part[i].thread, NULL);
 }
 
 void memory_free(void *memory, size_t n_bytes) {

@@ -17,6 +17,10 @@
  * message: "activations". More than is available is a user error; *memory is NULL after any error. */
 Status memory_alloc(void **memory, size_t n_bytes, const char *what, Error *error);
 
+/* Make the system give the real memory of a buffer that was not touched yet, now and by all cores: a single
+ * thread clears a few GB a second, and 100 GiB are half a minute. What is there stays. */
+void memory_touch(void *memory, size_t n_bytes);
+
 /* Give back; n_bytes must be what was asked for. NULL is allowed. */
 void memory_free(void *memory, size_t n_bytes);
 

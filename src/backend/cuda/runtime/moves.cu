@@ -2,8 +2,8 @@
  * for the bus carries both at once. An event marks the end of each; there are more of them than the mover has
  * moves under way (graph/mover.c), so that none is recorded again before it has done its service.
  *
- * Pinned memory is taken as any large memory of the host and then registered: it is zero, and in huge
- * pages. */
+ * Pinned memory is taken as any large memory of the host, touched by all cores and then registered: it is
+ * zero, and in huge pages. */
 #include "backend/cuda/kernels.h"
 
 extern "C" {
@@ -40,6 +40,7 @@ Status cuda_allocate_pinned(void *context, size_t n_bytes, const char *what, voi
     CudaContext *cuda = cuda_enter(context);
     TRY(open_copies(cuda, error));
     TRY(memory_alloc(memory, n_bytes, what, error));
+    memory_touch(*memory, n_bytes); /* pinning would touch it by one thread */
     cudaError_t code = cudaHostRegister(*memory, n_bytes, cudaHostRegisterMapped);
     if (code == cudaSuccess) return STATUS_OK;
     cudaGetLastError(); /* it is not sticky */
