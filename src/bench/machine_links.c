@@ -5,6 +5,7 @@
 #include "base/system/memory.h"
 #include "base/system/timer.h"
 #include "bench/limits.h"
+#include "bench/move_rates.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -103,36 +104,13 @@ Status machine_guess_links(MachineHost *host, bool is_gpu, Error *error) {
 
 /* ---- Bus */
 
-static Status time_bus(const Backend *backend, void *const *host, void *const *device, size_t n_bytes,
-                       double *seconds, Error *error) {
-    *seconds = INFINITY;
-    for (int i = 0; i < 4; i++) {
-        uint64_t ticket[2], start = timer_now_ns();
-        TRY(backend->copy_start(backend->context, device[0], host[0], n_bytes, false, 0, &ticket[0], error));
-        TRY(backend->copy_start(backend->context, host[1], device[1], n_bytes, true, 0, &ticket[1], error));
-        for (int k = 0; k < 2; k++) TRY(backend->copy_wait(backend->context, ticket[k], true, error));
-        if (i > 0) *seconds = fmin(*seconds, timer_seconds_since(start));
-    }
-    return STATUS_OK;
-}
-
+/* Each way, while both are taken: what moves goes both ways in most of a step. */
 Status machine_measure_bus(MachineHost *machine, const Backend *backend, Error *error) {
-    const size_t n_bytes = (size_t)256 << 20;
-    void *context = backend->context, *host[2] = {NULL}, *device[2] = {NULL};
-    double seconds = 0.0;
+    MoveRates bus = {0};
     if (!backend->copy_start) return STATUS_OK;
-    for (int i = 0; i < 2 && error->status == STATUS_OK; i++) {
-        if (backend->allocate_pinned(context, n_bytes, "measuring the bus", &host[i], error) == STATUS_OK)
-            backend->allocate(context, n_bytes, "measuring the bus", &device[i], error);
-        if (host[i]) memset(host[i], 0, n_bytes);
-    }
-    if (error->status == STATUS_OK && time_bus(backend, host, device, n_bytes, &seconds, error) == STATUS_OK)
-        machine->bus_gbs = (double)n_bytes / seconds * 1e-9;
-    for (int i = 0; i < 2; i++) {
-        if (device[i]) backend->release(context, device[i], n_bytes);
-        if (host[i]) backend->release_pinned(context, host[i], n_bytes);
-    }
-    return error->status;
+    TRY(bench_bus_rates(backend, &bus, error));
+    machine->bus_gbs = 0.5 * bus.both * 1e-9;
+    return STATUS_OK;
 }
 
 /* ---- Disk */

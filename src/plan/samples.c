@@ -177,6 +177,15 @@ static const SampleGroup *find_group(const Samples *samples, const char *name) {
     return bsearch(name, samples->group, (size_t)samples->n_groups, sizeof *samples->group, compare_group);
 }
 
+/* Of attention, work for a byte is what its rate goes by (how many positions are seen), and how much there is
+ * of it tells less. */
+static void set_apart(const SampleGroup *group, const double *from, const double *to, double *apart) {
+    for (int k = 0; k < group->n_sizes; k++) apart[k] = to[k] - from[k];
+    if (group->n_sizes != 3 || strncmp(group->name, "attention", strlen("attention")) != 0) return;
+    apart[0] -= apart[1];
+    apart[1] *= 0.5;
+}
+
 bool samples_seconds(const Samples *samples, const Node *node, double *seconds) {
     if (!samples || !samples->n_groups) return false;
     SampleKey key = sample_key(node);
@@ -186,11 +195,9 @@ bool samples_seconds(const Samples *samples, const Node *node, double *seconds) 
     double at[SAMPLE_MOST_SIZES], sum = 0.0, weights = 0.0;
     for (int k = 0; k < key.n_sizes; k++) at[k] = log(key.size[k]);
     for (int i = 0; i < group->n; i++) {
-        double squares = 1e-6; /* as far as a thousandth is the same */
-        for (int k = 0; k < key.n_sizes; k++) {
-            double apart = at[k] - group->sample[i].size[k];
-            squares += apart * apart;
-        }
+        double squares = 1e-6, apart[SAMPLE_MOST_SIZES]; /* as far as a thousandth is the same */
+        set_apart(group, group->sample[i].size, at, apart);
+        for (int k = 0; k < key.n_sizes; k++) squares += apart[k] * apart[k];
         double weight = 1.0 / (squares * squares);
         weights += weight;
         sum += weight * group->sample[i].rate;

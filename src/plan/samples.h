@@ -7,8 +7,8 @@
  * A sample is an operation, its size, and its rate in 10^9 units of work a second. Of a GEMM the size is
  * rows, columns and terms, the work FLOPs; of attention FLOPs, bytes and the head size, likewise; of all else
  * bytes are both. Between samples of an operation the logarithm of the rate is their mean, weighted by the
- * inverse fourth power of the distance in logarithms of sizes: at a sample it is that sample, and far from
- * all of them nothing runs away. */
+ * inverse fourth power of the distance in logarithms of sizes (of attention, in FLOPs a byte, half as much in
+ * bytes, and the head size): at a sample it is that sample, and far from all of them nothing runs away. */
 #ifndef PGPT_PLAN_SAMPLES_H
 #define PGPT_PLAN_SAMPLES_H
 

@@ -54,6 +54,35 @@ static void at_a_sample_it_is_the_sample(void **state) {
     arena_free(&arena);
 }
 
+static const Node *attention(Graph *graph, int64_t B, int64_t T) {
+    const AttentionAttributes attributes = {
+        .n_heads = 12, .n_kv_heads = 12, .head_size = 64, .scale = 0.125f};
+    op_attention(graph, graph_tensor(graph, PLACE_INPUT, DTYPE_F32, SHAPE(B, T, 36 * 64), "qkv"), NULL,
+                 &attributes);
+    return graph->node[graph->n_nodes - 1];
+}
+
+/* Sequences as long, twice as many of them: their rate, rather than that of shorter ones with as many bytes. */
+static void attention_goes_by_its_positions(void **state) {
+    (void)state;
+    Arena arena = {0};
+    Error error = {0};
+    Samples samples;
+    Graph *graph = graph_new();
+    const Node *asked = attention(graph, 4, 8192), *fewer = attention(graph, 2, 8192),
+               *shorter = attention(graph, 8, 4096);
+    SampleKey key = sample_key(fewer);
+    const char *text = samples_add("", &key, key.work / 400e9, &arena);
+    key = sample_key(shorter);
+    text = samples_add(text, &key, key.work / 300e9, &arena);
+    assert_int_equal(samples_read(text, &arena, &samples, &error), STATUS_OK);
+    double rate = op_cost(asked).flops / seconds_of(&samples, asked);
+    assert_true(rate > 375e9 && rate < 400e9);
+    assert_true(fabs(seconds_of(&samples, shorter) * 300e9 / op_cost(shorter).flops - 1.0) < 1e-3);
+    graph_free(graph);
+    arena_free(&arena);
+}
+
 static void texts_come_back(void **state) {
     (void)state;
     Arena arena = {0};
@@ -132,6 +161,7 @@ static void ranks_share_cores(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(at_a_sample_it_is_the_sample), cmocka_unit_test(texts_come_back),
-        cmocka_unit_test(nonsense_is_refused), cmocka_unit_test(ranks_share_cores)};
+        cmocka_unit_test(attention_goes_by_its_positions), cmocka_unit_test(nonsense_is_refused),
+        cmocka_unit_test(ranks_share_cores)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
