@@ -153,9 +153,9 @@ Status samples_read(const char *text, Arena *arena, Samples *samples, Error *err
     Sample *all = ARENA_ARRAY(arena, Sample, n);
     samples->group = ARENA_ARRAY(arena, SampleGroup, n);
     for (size_t i = 0; i < n; i++) {
-        SampleGroup *group = &samples->group[samples->n_groups - 1];
+        SampleGroup *group = samples->n_groups ? &samples->group[samples->n_groups - 1] : NULL;
         all[i] = words[i].sample;
-        if (!samples->n_groups || strcmp(group->name, words[i].name) != 0) {
+        if (!group || strcmp(group->name, words[i].name) != 0) {
             group = &samples->group[samples->n_groups++];
             *group = (SampleGroup){.name = words[i].name, .n_sizes = words[i].n_sizes, .sample = &all[i]};
         }
@@ -180,7 +180,7 @@ static const SampleGroup *find_group(const Samples *samples, const char *name) {
 /* Of attention, work for a byte is what its rate goes by (how many positions are seen), and how much there is
  * of it tells less. */
 static void set_apart(const SampleGroup *group, const double *from, const double *to, double *apart) {
-    for (int k = 0; k < group->n_sizes; k++) apart[k] = to[k] - from[k];
+    for (int k = 0; k < group->n_sizes && k < SAMPLE_MOST_SIZES; k++) apart[k] = to[k] - from[k];
     if (group->n_sizes != 3 || strncmp(group->name, "attention", strlen("attention")) != 0) return;
     apart[0] -= apart[1];
     apart[1] *= 0.5;
@@ -192,7 +192,7 @@ bool samples_seconds(const Samples *samples, const Node *node, double *seconds) 
     const SampleGroup *group = find_group(samples, key.name);
     if (!group) group = find_group(samples, node->op->name); /* of this variant none was measured */
     if (!group || key.n_sizes != group->n_sizes || key.work <= 0.0) return false;
-    double at[SAMPLE_MOST_SIZES], sum = 0.0, weights = 0.0;
+    double at[SAMPLE_MOST_SIZES] = {0.0}, sum = 0.0, weights = 0.0;
     for (int k = 0; k < key.n_sizes; k++) at[k] = log(key.size[k]);
     for (int i = 0; i < group->n; i++) {
         double squares = 1e-6, apart[SAMPLE_MOST_SIZES]; /* as far as a thousandth is the same */
