@@ -3,7 +3,7 @@
 #define PGPT_BENCH_TRAINING_H
 
 #include "device/device.h"
-#include "train/step.h"
+#include "train/step/step.h"
 
 typedef struct {
     int64_t batch, micro_batch,

@@ -1,6 +1,6 @@
 /* A step is a list of actions: what a rank does with which micro-batch, in order. The list comes from a pure
  * function of the number of micro-batches (and, for pipelines, of stages); one runner carries it out
- * (train/step.h).
+ * (train/step/step.h).
  *
  * Several micro-batches can be in flight, each in a frame of its own: a copy of the memory that its backward
  * needs again (PLACE_FRAME and the inputs). An instruction's addresses are a frame's base plus an offset. */

@@ -8,7 +8,7 @@
 #include "base/system/memory.h"
 #include "base/system/timer.h"
 #include "graph/op.h"
-#include "train/step.h"
+#include "train/step/step.h"
 
 #include <string.h>
 

@@ -3,7 +3,7 @@
 #ifndef PGPT_PLAN_STEP_MEMORY_H
 #define PGPT_PLAN_STEP_MEMORY_H
 
-#include "train/step.h"
+#include "train/step/step.h"
 
 typedef struct {
     const TrainStep *step; /* planned, of one process */

@@ -4,7 +4,7 @@
 
 #include "base/file/file.h"
 #include "base/text/json.h"
-#include "train/step.h"
+#include "train/step/step.h"
 
 /* One step as it is reported. NAN means "not measured" and is left out (or null). */
 typedef struct {

@@ -1,4 +1,4 @@
-/* Planning and setting up; the loop is in loop.c. */
+/* Planning and setting up; the loop is in loop/. */
 #include "train/trainer.h"
 
 #include "base/system/memory.h"

@@ -20,7 +20,7 @@
 #include "parallel/options.h"
 #include "run/fault.h"
 #include "trace/trace.h"
-#include "train/async_run.h"
+#include "train/loop/async_run.h"
 #include "train/metrics.h"
 #include "train/observers/observer.h"
 #include "train/options.h"

@@ -7,7 +7,7 @@
 #include "harness.h"
 #include "hf_folder.h"
 #include "huggingface/convert.h"
-#include "train/step.h"
+#include "train/step/step.h"
 
 #include <math.h>
 #include <setjmp.h>

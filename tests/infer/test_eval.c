@@ -3,7 +3,7 @@
 #include "score_support.h"
 
 #include "data/corpus.h"
-#include "train/step.h"
+#include "train/step/step.h"
 
 #include <math.h>
 

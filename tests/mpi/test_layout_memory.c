@@ -8,7 +8,7 @@
 #include "backend/cpu/cpu.h"
 #include "model/stages.h"
 #include "train/model_mesh.h"
-#include "train/step.h"
+#include "train/step/step.h"
 
 enum { LAYERS = 13, HEADS = 4, CHANNELS = 64, V = 97, T = 32, MICRO_BATCHES = 8 };
 

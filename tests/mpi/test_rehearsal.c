@@ -7,9 +7,9 @@
 
 #include "backend/cpu/cpu.h"
 #include "model/stages.h"
+#include "train/loop/unflushed.h"
 #include "train/model_mesh.h"
-#include "train/step.h"
-#include "train/unflushed.h"
+#include "train/step/step.h"
 
 enum { LAYERS = 7, HEADS = 2, CHANNELS = 16, V = 29, T = 8, MICRO_BATCHES = 6, STEPS = 3, EVALUATED = 5 };
 

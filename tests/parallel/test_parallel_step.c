@@ -8,7 +8,7 @@
 #include "comm/comm_null.h"
 #include "mesh_support.h"
 #include "parallel/comm_ops.h"
-#include "train/step.h"
+#include "train/step/step.h"
 
 #include <math.h>
 #include <setjmp.h>

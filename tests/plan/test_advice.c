@@ -10,7 +10,7 @@
 #include "plan/advice.h"
 #include "plan/host_memory.h"
 #include "plan/run_memory.h"
-#include "train/step.h"
+#include "train/step/step.h"
 #include "train/trainer.h"
 
 #include <setjmp.h>

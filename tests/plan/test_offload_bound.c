@@ -2,7 +2,7 @@
 #include "plan/offload_bound.h"
 
 #include "backend/null/null.h"
-#include "train/step.h"
+#include "train/step/step.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -8,7 +8,7 @@
 #ifndef PGPT_TESTS_MODEL_FIXTURE_H
 #define PGPT_TESTS_MODEL_FIXTURE_H
 
-#include "train/step.h"
+#include "train/step/step.h"
 
 enum { L = 2, NH = 3, C = 24, V = 61, T = 11, B = 4, STEPS = 10 };
 

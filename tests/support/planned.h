@@ -3,7 +3,7 @@
 #ifndef PGPT_TESTS_PLANNED_H
 #define PGPT_TESTS_PLANNED_H
 
-#include "train/step.h"
+#include "train/step/step.h"
 
 typedef struct {
     ModelConfig config;

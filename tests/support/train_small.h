@@ -6,7 +6,7 @@
 #ifndef PGPT_TESTS_TRAIN_SMALL_H
 #define PGPT_TESTS_TRAIN_SMALL_H
 
-#include "train/step.h"
+#include "train/step/step.h"
 
 enum { N_SMALL_TRAININGS = 5, SMALL_STEPS = 5 };
 

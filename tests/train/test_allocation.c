@@ -5,7 +5,7 @@
  * allocator, so there the test is skipped. */
 #include "backend/cpu/cpu.h"
 #include "base/system/memory.h"
-#include "train/step.h"
+#include "train/step/step.h"
 
 #include <errno.h>
 #include <malloc.h>

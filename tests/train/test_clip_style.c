@@ -2,7 +2,7 @@
  * that waits for the norm, of every optimizer, in all kinds of numbers, with steps that are clipped, that are not, and that are
  * skipped; and it can be undone, to the bit, when the gradient is gone. */
 #include "backend/cpu/cpu.h"
-#include "train/step.h"
+#include "train/step/step.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -1,7 +1,7 @@
 /* What a block keeps, planned, against the formulas of docs/PLAN.md. */
 #include "backend/null/null.h"
 #include "graph/passes/recompute.h"
-#include "train/step.h"
+#include "train/step/step.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -11,7 +11,7 @@
 #ifndef PGPT_LAB_OFFLOAD_LARGEST_H
 #define PGPT_LAB_OFFLOAD_LARGEST_H
 
-#include "train/step.h"
+#include "train/step/step.h"
 
 typedef struct {
     const ModelConfig *model; /* complete */

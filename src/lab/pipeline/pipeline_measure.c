@@ -8,7 +8,7 @@
 
 #include "base/system/memory.h"
 #include "device/device.h"
-#include "train/step.h"
+#include "train/step/step.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -13,7 +13,7 @@
 #include "lab/pipeline/sleeping_stage.h"
 #include "model/stages.h"
 #include "trace/trace.h"
-#include "train/unflushed.h"
+#include "train/loop/unflushed.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -14,7 +14,7 @@
 
 #include "parallel/launch/launch.h"
 #include "train/model_mesh.h"
-#include "train/step.h"
+#include "train/step/step.h"
 
 enum { PIPELINE_RUN_MOST_STEPS = 24 };
 

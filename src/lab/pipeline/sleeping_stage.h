@@ -13,8 +13,8 @@
 /* The model computes what it would without them: the operation is y = x + 0 weight. */
 extern const Op OP_SLEEP, OP_SLEEP_INPUT_GRADIENT, OP_SLEEP_WEIGHT_GRADIENT;
 
-/* A StageRecorder (train/step.h); the context is a StageTimes in milliseconds, of a chunk. A chunk that has
- * neither input nor output (a pipeline of one stage) does not sleep. */
+/* A StageRecorder (train/step/step.h); the context is a StageTimes in milliseconds, of a chunk. A chunk that
+ * has neither input nor output (a pipeline of one stage) does not sleep. */
 GptStageTensors sleeping_stage_record(const ModelConfig *config, const ParameterTable *table, Graph *graph,
                                       const GptLossOptions *options, const GptStage *stage, Tensor *input,
                                       const void *context);

@@ -1,10 +1,10 @@
 /* A tied table has two uses on two stages, with two versions. So the model here has two tables, embedding and
  * head, which begin alike and get the sum of both gradients. Stages clip by norms of their own, those that
- * share a table by one of both (train/unflushed.h); that too is done by hand here. */
+ * share a table by one of both (train/loop/unflushed.h); that too is done by hand here. */
 #include "train/verify/delayed.h"
 
 #include "base/system/memory.h"
-#include "train/unflushed.h"
+#include "train/loop/unflushed.h"
 
 #include <math.h>
 #include <string.h>

@@ -3,7 +3,7 @@
 #define PGPT_TRAIN_VERIFY_TRAINING_H
 
 #include "model/stages.h"
-#include "train/step.h"
+#include "train/step/step.h"
 #include "train/verify/cases.h"
 
 enum { VERIFY_SEED = 7 };

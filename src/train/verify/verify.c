@@ -6,9 +6,9 @@
 #include "base/system/timer.h"
 #include "checkpoint/checksum.h"
 #include "comm/algo/algo.h"
-#include "train/checked.h"
+#include "train/loop/checked.h"
+#include "train/loop/unflushed.h"
 #include "train/model_mesh.h"
-#include "train/unflushed.h"
 #include "train/verify/compressed.h"
 #include "train/verify/delayed.h"
 

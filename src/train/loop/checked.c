@@ -1,6 +1,6 @@
-#include "train/checked.h"
+#include "train/loop/checked.h"
 
-#include "train/step_inside.h"
+#include "train/step/step_inside.h"
 
 #include "ops/experts/experts.h"
 

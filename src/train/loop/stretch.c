@@ -1,4 +1,4 @@
-#include "train/stretch.h"
+#include "train/loop/stretch.h"
 
 #include "base/system/timer.h"
 

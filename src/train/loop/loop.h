@@ -3,8 +3,8 @@
  * loop.c takes exact steps; async_run.c those of ranks that average now and then, and served.c those of a
  * server and its workers. All three leave trainer->last, trainer->n_done and trainer->was_interrupted as
  * after an exact step, on all ranks alike, whenever they say that there is a meeting. */
-#ifndef PGPT_TRAIN_LOOP_H
-#define PGPT_TRAIN_LOOP_H
+#ifndef PGPT_TRAIN_LOOP_LOOP_H
+#define PGPT_TRAIN_LOOP_LOOP_H
 
 #include "train/trainer.h"
 

@@ -15,7 +15,7 @@
  * all ranks get the server's weights and go on as after an exact step. Rank 0 decides when that is, by the
  * steps at which something is due, by its clock, and by the signals that it or any worker was sent: nobody
  * else has to agree, so nobody waits for an agreement. */
-#include "train/loop.h"
+#include "train/loop/loop.h"
 
 #include "base/half.h"
 #include "base/system/memory.h"

@@ -5,10 +5,10 @@
  * Several steps at a time, from one flush to the next: nothing is exchanged between ranks but what stages
  * send each other. Each stage clips by the norm of its own gradient, since the norm of all would be a
  * meeting; the ends of a pipeline that hold a tied table meet anyway, and have one norm together. */
-#ifndef PGPT_TRAIN_UNFLUSHED_H
-#define PGPT_TRAIN_UNFLUSHED_H
+#ifndef PGPT_TRAIN_LOOP_UNFLUSHED_H
+#define PGPT_TRAIN_LOOP_UNFLUSHED_H
 
-#include "train/stretch.h"
+#include "train/loop/stretch.h"
 
 /* The most steps between two flushes: what is known of a run is known after these. */
 enum { UNFLUSHED_MOST_STEPS = STRETCH_MOST_STEPS };

@@ -1,9 +1,9 @@
 /* Several steps in a row, between which ranks do not meet: for pipelines whose stages are at different steps
  * at a time. What comes of them is known when all are done. */
-#ifndef PGPT_TRAIN_STRETCH_H
-#define PGPT_TRAIN_STRETCH_H
+#ifndef PGPT_TRAIN_LOOP_STRETCH_H
+#define PGPT_TRAIN_LOOP_STRETCH_H
 
-#include "train/loop.h"
+#include "train/loop/loop.h"
 
 /* Steps index .. index + n_steps - 1. Collective; every rank gets all results. */
 typedef Status (*StretchRun)(TrainStep *step, const BatchSource *source, int64_t index, int n_steps,

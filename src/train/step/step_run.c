@@ -1,7 +1,7 @@
 /* What a step runs: batches that are uploaded, the actions of its list, the results that come back. A device
  * that runs behind the host has its next batch, and at times its next step, before it has done with the
  * last. */
-#include "train/step_inside.h"
+#include "train/step/step_inside.h"
 
 #include "ops/experts/experts.h"
 #include "ops/update/adamw.h"

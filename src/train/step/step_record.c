@@ -1,6 +1,6 @@
 /* What a step records: the model's forward between the messages of its stage, the backward and the passes
  * that edit it, the sums over ranks and the update. The chain of step.h is step_record, at the end. */
-#include "train/step_inside.h"
+#include "train/step/step_inside.h"
 
 #include "graph/passes/eager.h"
 #include "graph/passes/lazy.h"

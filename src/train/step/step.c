@@ -1,6 +1,6 @@
 /* A step is planned and opened here; what it records, runs and measures is in the files beside
  * (step_inside.h). */
-#include "train/step_inside.h"
+#include "train/step/step_inside.h"
 
 #include <stdio.h>
 

@@ -1,5 +1,5 @@
 /* What a step took: the executor counts what computes, the communicators what they carry. */
-#include "train/step_inside.h"
+#include "train/step/step_inside.h"
 
 #include <math.h>
 

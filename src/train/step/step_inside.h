@@ -1,9 +1,9 @@
 /* A step's own: what its files share. step.c plans and opens it, step_record.c records its program,
  * step_run.c runs it, step_evaluate.c an evaluation pass, step_measure.c says what took how long. */
-#ifndef PGPT_TRAIN_STEP_INSIDE_H
-#define PGPT_TRAIN_STEP_INSIDE_H
+#ifndef PGPT_TRAIN_STEP_STEP_INSIDE_H
+#define PGPT_TRAIN_STEP_STEP_INSIDE_H
 
-#include "train/step.h"
+#include "train/step/step.h"
 
 /* ---- What it is */
 

@@ -1,6 +1,6 @@
 /* What a step has to say of the predictors of a mixture of depths: their loss and how often they were right.
  * It is no part of the loss, and a model without such blocks never comes here. */
-#include "train/step_inside.h"
+#include "train/step/step_inside.h"
 
 /* Where there is one chunk, there is one tensor: it goes with the other results. */
 static bool sends(const TrainStep *step) {

@@ -2,7 +2,7 @@
  * authors: a time constant of it, 1/(1-β2) steps, has left it 0.96 of what it was. A variance that begins at
  * 0 grows by its bias alone, so that is corrected for first; and what has grown is no steadier than what has
  * shrunk by as much. All ranks take the same number, so they agree, whoever has summed in which order. */
-#include "train/step_inside.h"
+#include "train/step/step_inside.h"
 
 #include <math.h>
 

@@ -10,7 +10,7 @@
  * Before an evaluation, a sample or a checkpoint the ranks average weights and moments, and go on from there.
  * So what is evaluated is what is saved and what a resumed run begins with; the price is that evaluating is
  * part of the run. */
-#include "train/loop.h"
+#include "train/loop/loop.h"
 
 #include "base/system/memory.h"
 #include "base/system/timer.h"

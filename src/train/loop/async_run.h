@@ -1,10 +1,10 @@
 /* What a trainer has beside an exact one in asynchronous and local SGD (docs/ASYNC.md). */
-#ifndef PGPT_TRAIN_ASYNC_RUN_H
-#define PGPT_TRAIN_ASYNC_RUN_H
+#ifndef PGPT_TRAIN_LOOP_ASYNC_RUN_H
+#define PGPT_TRAIN_LOOP_ASYNC_RUN_H
 
 #include "parallel/async/async.h"
 #include "parallel/async/parameter_server.h"
-#include "train/step.h"
+#include "train/step/step.h"
 
 /* A step that not all ranks know of yet. */
 typedef struct {

@@ -1,5 +1,5 @@
 /* An evaluation pass: forwards alone, each rank its share, in a pipeline one batch behind the other. */
-#include "train/step_inside.h"
+#include "train/step/step_inside.h"
 
 #include <math.h>
 

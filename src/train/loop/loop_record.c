@@ -1,6 +1,6 @@
 /* What a step has come to: its numbers, the sums of the run, and what is said where they are not finite. */
 #include "base/text/format.h"
-#include "train/loop.h"
+#include "train/loop/loop.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -1,15 +1,15 @@
 /* The loop: steps, evaluations, and word to the observers, who do the rest (observers/observer.h). */
-#include "train/loop.h"
+#include "train/loop/loop.h"
 
 #include "base/system/timer.h"
 #include "base/text/plain.h"
 #include "run/interrupt.h"
-#include "train/checked.h"
+#include "train/loop/checked.h"
+#include "train/loop/unflushed.h"
 #include "train/observers/metrics_observer.h"
 #include "train/observers/sample_observer.h"
 #include "train/observers/save_observer.h"
 #include "train/observers/step_observers.h"
-#include "train/unflushed.h"
 
 #include <math.h>
 

@@ -1,6 +1,6 @@
-#include "train/unflushed.h"
+#include "train/loop/unflushed.h"
 
-#include "train/step_inside.h"
+#include "train/step/step_inside.h"
 
 #include <math.h>
 #include <string.h>

@@ -8,8 +8,8 @@
  *
  * Planning and opening are apart, so that several programs can share one DeviceMemory and so that a plan can
  * be printed without allocating anything. */
-#ifndef PGPT_TRAIN_STEP_H
-#define PGPT_TRAIN_STEP_H
+#ifndef PGPT_TRAIN_STEP_STEP_H
+#define PGPT_TRAIN_STEP_STEP_H
 
 #include "graph/actions.h"
 #include "graph/wiring.h"
@@ -117,7 +117,7 @@ typedef struct {
     int regimes;               /* and which nodes the step that has begun runs */
     LossScale scale;           /* of value 1 where it is not needed */
     int64_t n_unclipped; /* steps in a row whose gradient was short enough, and updates that were undone: */
-    int64_t n_undone;    /* where they are checked later (checked.h) */
+    int64_t n_undone;    /* where they are checked later (loop/checked.h) */
     int64_t B;           /* sequences of a micro-batch on this rank: at most micro_batch */
     int64_t n_micro_batches; /* the same on every rank */
     StepAction *actions;     /* of a training step; one forward in an evaluation */
@@ -181,7 +181,7 @@ void train_step_watch(TrainStep *step, Activity *activity);
 uint64_t train_step_sequence(const TrainStep *step, int64_t index);
 
 /* One action of a step's list: which step's micro-batch it is, and of what else the action does not say. For
- * those who go through lists themselves (unflushed.h). */
+ * those who go through lists themselves (loop/unflushed.h). */
 typedef struct {
     int64_t first, n;
 } StepRows;

@@ -6,10 +6,10 @@
  * update is undone, bit for bit, and both steps are done again, the first by an update that is checked at
  * once: all stages find the same, so they turn back together. That costs two steps; so only steps after
  * several that were not clipped go ahead. Whatever is chosen, the results are those of waiting. */
-#ifndef PGPT_TRAIN_CHECKED_H
-#define PGPT_TRAIN_CHECKED_H
+#ifndef PGPT_TRAIN_LOOP_CHECKED_H
+#define PGPT_TRAIN_LOOP_CHECKED_H
 
-#include "train/stretch.h"
+#include "train/loop/stretch.h"
 
 /* The most steps between two meetings of all ranks. */
 enum { CHECKED_MOST_STEPS = 16 };
