@@ -76,20 +76,22 @@ static int only_axis(const int64_t *sizes) {
     return found;
 }
 
-/* "choose --pp 2 or --pp 4": the sizes next to this one that divide the ranks. */
-static const char *nearest_sizes(const char *name, int64_t size, int n_ranks, char *text, size_t n_bytes) {
-    int64_t below = size < n_ranks ? size : n_ranks, above = size;
+/* "choose --pp 2 or --pp 4": the sizes next to this one, up to `most`, that divide the ranks. */
+static const char *nearest_sizes(const char *name, int64_t size, int64_t most, int n_ranks, char *text,
+                                 size_t n_bytes) {
+    if (most > n_ranks) most = n_ranks;
+    int64_t below = size < most ? size : most, above = size;
     while (n_ranks % below) below--;
-    while (above < n_ranks && n_ranks % above) above++;
-    int n = snprintf(text, n_bytes, ", or choose --%s %lld", name, (long long)below);
-    if (above <= n_ranks && n > 0)
+    while (above <= most && n_ranks % above) above++;
+    int n = snprintf(text, n_bytes, "choose --%s %lld", name, (long long)below);
+    if (above <= most && n > 0)
         snprintf(text + n, n_bytes - (size_t)n, " or --%s %lld", name, (long long)above);
     return text;
 }
 
 /* Of several axes that were given sizes: those nearest to them, by ratio, that go into the ranks. */
 typedef struct {
-    const int64_t *wanted;
+    const int64_t *wanted, *most;
     int64_t size[N_AXES], best[N_AXES];
     double distance; /* of the best; below 0: there is none yet */
 } Nearest;
@@ -108,17 +110,18 @@ static void search_sizes(Nearest *nearest, int axis, int n_ranks, double distanc
         search_sizes(nearest, axis + 1, n_ranks, distance);
         return;
     }
-    for (int size = 1; size <= n_ranks; size++) {
+    for (int size = 1; size <= n_ranks && size <= nearest->most[axis]; size++) {
         if (n_ranks % size) continue;
         nearest->size[axis] = size;
         search_sizes(nearest, axis + 1, n_ranks / size, distance + fabs(log((double)size / (double)wanted)));
     }
 }
 
-/* ", or choose --pp 2 --tp 2"; "" where not even 1 along each of them goes. */
-static const char *nearest_meshes(const int64_t *sizes, int n_ranks, char *text, size_t n_bytes) {
+/* "choose --pp 2 --tp 2"; "" where not even 1 along each of them goes. */
+static const char *nearest_meshes(const int64_t *sizes, const int64_t *most, int n_ranks, char *text,
+                                  size_t n_bytes) {
     char given[160] = "";
-    Nearest nearest = {.wanted = sizes, .distance = -1.0};
+    Nearest nearest = {.wanted = sizes, .most = most, .distance = -1.0};
     search_sizes(&nearest, 0, n_ranks, 0.0);
     if (nearest.distance >= 0.0)
         for (int axis = 0; axis < N_AXES; axis++) {
@@ -127,35 +130,58 @@ static const char *nearest_meshes(const int64_t *sizes, int n_ranks, char *text,
                 snprintf(given + n, sizeof given - n, " --%s %lld", axes[axis].name,
                          (long long)nearest.best[axis]);
         }
-    snprintf(text, n_bytes, "%s%s", *given ? ", or choose" : "", given);
+    snprintf(text, n_bytes, "%s%s", *given ? "choose" : "", given);
     return text;
 }
 
-/* Sizes do not go into the ranks: what does. */
-static Status refuse_sizes(const int64_t *sizes, int64_t product, int n_ranks, Error *error) {
-    char given[160], start[64], nearest[200] = "";
-    int axis = only_axis(sizes);
+/* The first axis whose size is more than can be; -1: none. */
+static int axis_beyond(const int64_t *sizes, const int64_t *most) {
+    for (int axis = 0; axis < N_AXES; axis++)
+        if (sizes[axis] > most[axis]) return axis;
+    return -1;
+}
+
+/* Sizes do not go into the ranks: what does. No number of ranks does for a size that cannot be at all. */
+static Status refuse_sizes(const int64_t *sizes, const int64_t *limits, int64_t product, int n_ranks,
+                           Error *error) {
+    int64_t most[N_AXES];
+    for (int i = 0; i < N_AXES; i++) most[i] = limits[i] ? limits[i] : INT64_MAX;
+    char given[160], start[100], nearest[200] = "";
+    int axis = only_axis(sizes), beyond = axis_beyond(sizes, most);
     bool has_data = sizes[AXIS_DP] > 0;
     int64_t others = has_data ? product / sizes[AXIS_DP] : product, below = n_ranks / product * product;
     given_sizes(sizes, given, sizeof given);
-    if (has_data || !below)
-        snprintf(start, sizeof start, "start %lld rank%s", (long long)product, product == 1 ? "" : "s");
+    if (beyond >= 0)
+        snprintf(start, sizeof start, "lower --%s to %lld or less", axes[beyond].name,
+                 (long long)most[beyond]);
+    else if (has_data || !below)
+        snprintf(start, sizeof start, "start %lld rank%s (mpirun -n)", (long long)product,
+                 product == 1 ? "" : "s");
     else
-        snprintf(start, sizeof start, "start %lld or %lld ranks", (long long)below,
+        snprintf(start, sizeof start, "start %lld or %lld ranks (mpirun -n)", (long long)below,
                  (long long)below + (long long)product);
     const char *plural = n_ranks == 1 ? "" : "s";
-    if (axis < 0) nearest_meshes(sizes, n_ranks, nearest, sizeof nearest);
-    else if (!has_data) nearest_sizes(axes[axis].name, sizes[axis], n_ranks, nearest, sizeof nearest);
+    if (axis < 0) nearest_meshes(sizes, most, n_ranks, nearest, sizeof nearest);
+    else if (!has_data)
+        nearest_sizes(axes[axis].name, sizes[axis], most[axis], n_ranks, nearest, sizeof nearest);
+    bool is_one = beyond >= 0 && *nearest; /* what is nearest is low enough */
+    const char *also = *nearest && !is_one ? ", or " : "";
+    if (is_one) start[0] = '\0';
     if (has_data)
-        return error_user(error, "%s does not multiply to the %d rank%s of this run; %s%s (mpirun -n)%s",
-                          given, n_ranks, plural,
-                          n_ranks % others == 0 ? "leave out --dp, which then takes what is left, or " : "",
-                          start, nearest);
-    return error_user(error, "%s does not divide the %d rank%s of this run; %s (mpirun -n)%s", given, n_ranks,
-                      plural, start, nearest);
+        return error_user(
+            error, "%s does not multiply to the %d rank%s of this run; %s%s%s%s", given, n_ranks, plural,
+            n_ranks % others == 0 && beyond < 0 ? "leave out --dp, which then takes what is left, or " : "",
+            start, also, nearest);
+    return error_user(error, "%s does not divide the %d rank%s of this run; %s%s%s", given, n_ranks, plural,
+                      start, also, nearest);
 }
 
 Status mesh_shape(const int64_t *sizes, int n_ranks, MeshShape *shape, Error *error) {
+    return mesh_shape_within(sizes, (const int64_t[N_AXES]){0}, n_ranks, shape, error);
+}
+
+Status mesh_shape_within(const int64_t *sizes, const int64_t *most, int n_ranks, MeshShape *shape,
+                         Error *error) {
     int64_t product = 1;
     for (int axis = 0; axis < N_AXES; axis++) {
         if (sizes[axis] > 1 && !axes[axis].is_available) {
@@ -168,7 +194,7 @@ Status mesh_shape(const int64_t *sizes, int n_ranks, MeshShape *shape, Error *er
         if (__builtin_mul_overflow(product, sizes[axis], &product)) product = INT64_MAX / 2;
     }
     bool fits = sizes[AXIS_DP] ? product == n_ranks : product <= n_ranks && n_ranks % product == 0;
-    if (!fits) return refuse_sizes(sizes, product, n_ranks, error);
+    if (!fits) return refuse_sizes(sizes, most, product, n_ranks, error);
     for (int axis = 0; axis < N_AXES; axis++) shape->size[axis] = (int)sizes[axis];
     if (!sizes[AXIS_DP]) shape->size[AXIS_DP] = n_ranks / (int)product;
     return STATUS_OK;

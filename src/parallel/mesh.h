@@ -40,6 +40,11 @@ int mesh_rank(const MeshShape *shape, const int *coordinate);
  * multiply to n_ranks or ask for an axis that is not available. */
 Status mesh_shape(const int64_t *sizes /* (N_AXES) */, int n_ranks, MeshShape *shape, Error *error);
 
+/* The same where nothing above `most` can be along an axis (0: anything can), so that none of that is
+ * proposed. */
+Status mesh_shape_within(const int64_t *sizes /* (N_AXES) */, const int64_t *most /* (N_AXES) */, int n_ranks,
+                         MeshShape *shape, Error *error);
+
 /* The mesh that sizes multiply to by themselves, for whoever plans a job without its ranks: 0 for dp means 1.
  * Fails where these are more than `most`. */
 Status mesh_shape_planned(const int64_t *sizes, int most, MeshShape *shape, Error *error);

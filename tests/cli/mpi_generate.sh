@@ -103,7 +103,7 @@ close_numbers 1e-4 "$(column on-one loss)" "$(column on-four loss)"
 # Mistakes: said once, by one rank.
 at_once ranks_refused '/--tp 3 does not divide the 4 ranks of this run; start 3 or 6 ranks/' 4 generate one --tp 3
 at_once ranks_refused '/--dp 3 does not multiply to the 4 ranks of this run/' 4 generate one --dp 3
-at_once ranks_refused "/--pp 6 makes more stages than the model's 5 blocks; choose --pp 5 or less/" 6 generate one --pp 6
+at_once ranks_refused "/--pp 6 makes more stages than the model's 5 blocks; choose --pp 3, and let --tp or --dp take the other ranks/" 6 generate one --pp 6
 at_once ranks_refused "/unknown option '?--zero/" 2 generate one --zero 1
 at_once ranks_refused "/unknown option '?--schedule/" 2 generate one --schedule gpipe
 at_once ranks_refused '/.*none/' 2 generate none --tp 2

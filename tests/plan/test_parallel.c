@@ -446,6 +446,34 @@ static void test_refusals(void **state) {
     }
 }
 
+/* Of a model of few blocks: no more stages than those, however many ranks there are. */
+static void test_few_blocks(void **state) {
+    (void)state;
+    static const struct {
+        int64_t pp, dp, tp, n_blocks;
+        int n_ranks;
+        const char *words;
+    } cases[] = {
+        {3, 0, 1, 2, 4, "--pp 3 does not divide the 4 ranks of this run; choose --pp 2"},
+        {3, 0, 1, 3, 4,
+         "--pp 3 does not divide the 4 ranks of this run; start 3 or 6 ranks (mpirun -n), or choose --pp 2"},
+        {16, 0, 1, 3, 8, "--pp 16 does not divide the 8 ranks of this run; choose --pp 2"},
+        {4, 0, 2, 2, 6, "--pp 4 --tp 2 does not divide the 6 ranks of this run; choose --pp 1 --tp 2"},
+        {4, 2, 1, 2, 6, "--pp 4 --dp 2 does not multiply to the 6 ranks of this run; choose --pp 2 --dp 3"},
+        {4, 4, 1, 3, 7, "--pp 4 --dp 4 does not multiply to the 7 ranks of this run; choose --pp 1 --dp 7"},
+        {3, 2, 1, 3, 4,
+         "--pp 3 --dp 2 does not multiply to the 4 ranks of this run; start 6 ranks (mpirun -n), or choose --pp 2 --dp 2"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        MeshShape shape;
+        Error error = {0};
+        const int64_t sizes[N_AXES] = {cases[i].pp, cases[i].dp, 1, 1, cases[i].tp};
+        const int64_t most[N_AXES] = {[AXIS_PP] = cases[i].n_blocks};
+        assert_int_equal(mesh_shape_within(sizes, most, cases[i].n_ranks, &shape, &error), STATUS_USER);
+        assert_string_equal(error.text, cases[i].words);
+    }
+}
+
 /* ---- shares of a batch ---- */
 
 static void test_shares(void **state) {
@@ -531,13 +559,13 @@ static void test_memory_is_shared(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_insertion),        cmocka_unit_test(test_insertion_between_two),
-        cmocka_unit_test(test_many_insertions),  cmocka_unit_test(test_zero),
-        cmocka_unit_test(test_coordinates),      cmocka_unit_test(test_groups),
-        cmocka_unit_test(test_printed),          cmocka_unit_test(test_asked),
-        cmocka_unit_test(test_planned),          cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_shares),           cmocka_unit_test(test_formulas),
-        cmocka_unit_test(test_memory_is_shared),
+        cmocka_unit_test(test_insertion),       cmocka_unit_test(test_insertion_between_two),
+        cmocka_unit_test(test_many_insertions), cmocka_unit_test(test_zero),
+        cmocka_unit_test(test_coordinates),     cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_printed),         cmocka_unit_test(test_asked),
+        cmocka_unit_test(test_planned),         cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_few_blocks),      cmocka_unit_test(test_shares),
+        cmocka_unit_test(test_formulas),        cmocka_unit_test(test_memory_is_shared),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

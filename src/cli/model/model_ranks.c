@@ -20,11 +20,12 @@ static Status check_model(const ModelRanks *ranks, const ModelConfig *config, Er
     int n_stages = ranks->shape.size[AXIS_PP], n_tensor = ranks->shape.size[AXIS_TP];
     TRY(model_mesh_check_experts(&ranks->shape, config, error));
     if (n_stages > config->n_layers) {
-        return error_user(
-            error,
-            "--pp %d makes more stages than the model's %lld blocks; choose --pp %lld or less, and let "
-            "--tp or --dp take the other ranks",
-            n_stages, (long long)config->n_layers, (long long)config->n_layers);
+        int n_ranks = ranks->launch->world.size / n_tensor, most = (int)config->n_layers;
+        while (n_ranks % most) most--;
+        return error_user(error,
+                          "--pp %d makes more stages than the model's %lld block%s; choose --pp %d, and let "
+                          "--tp or --dp take the other ranks",
+                          n_stages, (long long)config->n_layers, config->n_layers == 1 ? "" : "s", most);
     }
     int64_t most = config->vocabulary < PACK_MAX_PARTS ? config->vocabulary : PACK_MAX_PARTS;
     if (n_tensor <= most) return STATUS_OK;
