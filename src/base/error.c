@@ -40,6 +40,17 @@ __attribute__((format(printf, 2, 3))) static void put_together(Error *error, con
     va_end(arguments);
 }
 
+Status error_suffix(Error *error, const char *format, ...) {
+    char before[sizeof error->text], behind[sizeof error->text];
+    memcpy(before, error->text, sizeof before);
+    va_list arguments;
+    va_start(arguments, format);
+    plain_format(behind, sizeof behind, format, arguments);
+    va_end(arguments);
+    put_together(error, "%s%s", before, behind);
+    return error->status;
+}
+
 Status error_prefix(Error *error, const char *format, ...) {
     char above[sizeof error->text], below[sizeof error->text];
     memcpy(below, error->text, sizeof below);

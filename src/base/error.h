@@ -40,6 +40,9 @@ Status error_user(Error *error, const char *format, ...) __attribute__((format(p
 /* Put words in front of a message that comes from below: "loading run/x: " + text. */
 Status error_prefix(Error *error, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/* Put what to do behind a message that comes from below: text + "; copy it again". */
+Status error_suffix(Error *error, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
 #define TRY(call)                                                                                            \
     do {                                                                                                     \
         Status try_status = (call);                                                                          \

@@ -127,11 +127,13 @@ static void test_error(void **state) {
     assert_int_equal(error_failed(&error, "second"), STATUS_USER); /* the first stays */
     error_prefix(&error, "loading %s: ", "x");
     assert_string_equal(error.text, "loading x: first 1");
+    error_suffix(&error, "; copy %s again", "it");
+    assert_string_equal(error.text, "loading x: first 1; copy it again");
     char long_text[3000];
     memset(long_text, 'x', sizeof long_text - 1);
     long_text[sizeof long_text - 1] = 0;
     error_prefix(&error, "%s ", long_text);
-    assert_non_null(strstr(error.text, "xxx... (2999 bytes) loading x: first 1"));
+    assert_non_null(strstr(error.text, "xxx... (2999 bytes) loading x: first 1; copy it again"));
 }
 
 static void test_arena(void **state) {

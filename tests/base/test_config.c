@@ -50,7 +50,7 @@ static void test_config_forms(void **state) {
     Values values;
     const char *text =
         "\xEF\xBB\xBF# a comment\r\n; another\r\n\r\n[Model]\r\nmodel = mini ; said why\r\n  layers : 7\r\n"
-        "[ training ] ; a comment\n[Model]#\n\tweight_decay=-2\ntied = No\nsteps = 2\nsteps = 3\n"
+        "[ training ] ; a comment\n[Model]#\n\tweight_decay=-2\ntied = No\nsteps = 3\n"
         "data = \"  a\\x3b \\\"b\\\"\\\\\\n\"\n\n    \"\\tc _ \"\n# between\n  \" d\"\nseed = 9";
     put(text, strlen(text));
     ASSERT_PARSES(options, values, file_name);
@@ -117,6 +117,11 @@ static void test_config_hostile(void **state) {
     ASSERT_FILE_REFUSED("\"stray\"\n", "1: wants 'key = value'");
     ASSERT_FILE_REFUSED("= 5\n", "1: unknown option ; 'pgpt train --help' lists them");
     ASSERT_FILE_REFUSED("help = 5\n", "1: unknown option help");
+    /* Which of two counts, nobody can say: the first line is named beside the second. */
+    ASSERT_FILE_REFUSED("steps = 2\nlr = 1\nsteps = 3\n", "3: steps stands in line 1 already; leave one");
+    ASSERT_FILE_REFUSED("[Model]\nweight-decay = 2\n\n[Training]\nweight_decay = 2\n",
+                        "5: weight_decay stands in line 2 already");
+    ASSERT_FILE_REFUSED("data = \"a\"\n  \"b\"\ndata = c\n", "3: data stands in line 1 already");
     char text[4000] = "steps = 5\nlr = 1\ndata = ";
     size_t n = strlen(text);
     memset(text + n, 'x', sizeof text - n);

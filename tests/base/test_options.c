@@ -139,9 +139,10 @@ static void test_real_numbers(void **state) {
         double value;
     } real[] = {{"1e-4", 1e-4},  {".5", 0.5},    {"5.", 5},          {"-2.5E+3", -2500},
                 {"1_0.5", 10.5}, {"1.5k", 1500}, {"5e-324", 5e-324}, {"1.7976931348623157e308", DBL_MAX},
-                {"0.1M", 1e5}};
-    static const char *const bad[] = {"",   "nan", "inf",  "-inf", "0x1p3", "1e999", "1e", " 1",
-                                      "1 ", "k",   "1e3k", "1..2", "five",  "1-1",   "+-1"};
+                {"0e-400", 0},   {"0.000", 0},   {"0.1M", 1e5}};
+    static const char *const bad[] = {"",     "nan", "inf", "-inf",   "0x1p3",     "1e999",
+                                      "1e",   " 1",  "1 ",  "k",      "1e3k",      "1..2",
+                                      "five", "1-1", "+-1", "1e-400", "-1_0e-400", "0.1e-399"};
     Options options;
     Values values;
     Error error;

@@ -107,10 +107,12 @@ refused "/'pgpt lab table --help'/" lab table -- --nosuch
 for option in lr lr-min weight-decay beta1 beta2 epsilon momentum clip dropout; do
     refused "/^pgpt: --$option wants.*32-bit/" train --$option 1e-300
     refused "/^pgpt: --$option wants.*32-bit/" train --$option 1e-40
+    refused "/^pgpt: --$option wants.*nearer to 0 than 32-bit/" train --$option 1e-400
 done
 for option in beta1 beta2 momentum; do refused "/^pgpt: --$option wants.*32-bit/" train --$option 0.9999999999; done
 refused '/--epsilon wants.*at least 1.2e-38$/' train --epsilon 1e-300
 refused '/--lr wants.*32-bit/' lab linear --lr 1e-300
+refused '/--save-minutes wants.*nearer to 0 than numbers can be; give 0, or at least/' train --save-minutes 1e-400
 pgpt train "${TINY[@]}" --epsilon 1e-30 --beta2 0.9999999 --out small-numbers
 
 # Weights that were never changed are not the learning rate's fault.

@@ -62,7 +62,7 @@ pgpt train two/config.ini --out two-again
 # A file of before, with everything in it as if it had been given, is read as ever.
 {
     echo '# Every option of this run. To repeat it: pgpt train FILE.ini'
-    sed -n 's/^#\([a-z0-9-]* = .*\)/\1/p; /^[a-z[]/p' first/config.ini |
+    sed -n 's/^#\([a-z0-9-]* = .*\)/\1/; /^[a-z[]/p' first/config.ini |
         sed 's/^kv-heads = .*/kv-heads = 4/; s/^hidden = .*/hidden = 64/; s/^sequence = .*/sequence = 16/
              s/^micro-batch = .*/micro-batch = 4/; s/^tokenizer = .*/tokenizer = char/'
 } >old.ini

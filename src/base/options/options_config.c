@@ -38,6 +38,7 @@ typedef struct {
     bool is_record;         /* the file of a run that goes on */
     bool is_comment;        /* the value before stands in one */
     const char *text;       /* the value so far */
+    int *given;             /* an option's line, 0: it had none yet; apart for those in comments */
     Error wrong;            /* the first mistake, and its line */
     int wrong_line;
 } Reader;
@@ -199,20 +200,30 @@ static Status unquote(const char *quoted, Arena *arena, const char **text, Error
     return STATUS_OK;
 }
 
+/* A value has one line (and those that it goes on in): of two, one would be dropped without a word. */
+static Status check_once(Reader *reader, const char *name, Error *error) {
+    int index = options_find(reader->options->command, name);
+    if (index < 0 || reader->continues) return STATUS_OK;
+    int *line = &reader->given[2 * index + reader->is_comment];
+    if (*line)
+        return error_user(error, "%s stands in line %d already; leave one of the two out", name, *line);
+    *line = reader->line;
+    return STATUS_OK;
+}
+
 static Status take_value(Reader *reader, const char *name, const char *value) {
     Options *options = reader->options;
     Error *error = &reader->wrong;
     const char *text = value;
+    TRY(check_once(reader, name, error));
     if (*value == '"') TRY(unquote(value, &options->arena, &text, error));
     if (reader->continues) text = arena_printf(&options->arena, "%s%s", reader->text, text);
     OptionSource source = reader->is_comment  ? OPTION_FROM_RUN_DEFAULT
                           : reader->is_record ? OPTION_FROM_RUN
                                               : OPTION_FROM_FILE;
     Status status = options_set(options, name, text, source, error);
-    if (status != STATUS_OK && options_find(options->command, name) >= 0 && strstr(value, " #")) {
-        size_t n = strlen(error->text);
-        snprintf(error->text + n, sizeof error->text - n, "; behind a value a comment begins with ';'");
-    }
+    if (status != STATUS_OK && options_find(options->command, name) >= 0 && strstr(value, " #"))
+        error_suffix(error, "; behind a value a comment begins with ';'");
     reader->text = arena_strdup(&options->arena, text);
     return status;
 }
@@ -242,6 +253,7 @@ static Status read_file(Options *options, const char *path, bool is_record, Erro
     TRY(read(path, LARGEST_FILE_BYTES, &bytes, &n_bytes, error));
     Reader reader = {.options = options, .path = path, .next = bytes, .end = bytes + n_bytes, .text = ""};
     reader.is_record = is_record;
+    reader.given = ARENA_ARRAY(&options->arena, int, 2 * options->n_options + 1);
     if (n_bytes >= 3 && memcmp(bytes, mark, 3) == 0) reader.next += 3;
     const char *nul = memchr(bytes, 0, n_bytes);
     if (nul) {

@@ -85,7 +85,14 @@ static bool parse_int(const char *text, int64_t *value) {
     return true;
 }
 
-static bool parse_float(const char *text, double *value) {
+/* Is a number's text not 0, and the number is? */
+static bool vanishes(const char *text, double value) {
+    size_t n = strcspn(text, "eE");
+    return value == 0.0 && strcspn(text, "123456789") < n;
+}
+
+/* A number that is written as one should be; 0 where it is too near to it for a double. */
+static bool read_float(const char *text, double *value) {
     char plain[LONGEST_NUMBER + 4] = "", *end;
     if (!plain_number(text, plain)) return false;
     int power = take_suffix(plain);
@@ -96,6 +103,10 @@ static bool parse_float(const char *text, double *value) {
     if (end == plain || *end || !isfinite(number)) return false;
     *value = number;
     return true;
+}
+
+static bool parse_float(const char *text, double *value) {
+    return read_float(text, value) && !vanishes(text, *value);
 }
 
 static bool parse_bool(const char *text, bool *value) {
@@ -155,10 +166,14 @@ static bool float_in_range(const OptionSpec *spec, double value) {
 }
 
 /* What to say of a number that is right but for this; otherwise "". */
-static const char *f32_loss(const OptionSpec *spec, const char *text) {
+static const char *float_loss(const OptionSpec *spec, const char *text) {
     double value;
-    if (spec->type != OPTION_TYPE_FLOAT || !parse_float(text, &value)) return "";
-    if (!float_is_allowed(spec, value) || survives_f32(spec, value)) return "";
+    if (spec->type != OPTION_TYPE_FLOAT || !read_float(text, &value)) return "";
+    if (vanishes(text, value) && !(spec->flags & OPTION_F32))
+        return float_is_allowed(spec, 0.0)
+                   ? ", which is nearer to 0 than numbers can be; give 0, or at least 2.3e-308"
+                   : ", which is nearer to 0 than numbers can be; give at least 2.3e-308";
+    if (!vanishes(text, value) && (!float_is_allowed(spec, value) || survives_f32(spec, value))) return "";
     if (fabs(value) > 2.0 * (double)FLT_MIN)
         return ", which 32-bit floats, that it is computed with, cannot tell from the end of that range; stay further away";
     return float_is_allowed(spec, 0.0)
@@ -210,7 +225,7 @@ Status option_parse(const OptionSpec *spec, const char *shown, const char *text,
     if (parse_into(spec, text, field, arena)) return STATUS_OK;
     Arena scratch = {0};
     const char *meant = meant_by(spec, text, &scratch);
-    const char *lost = f32_loss(spec, text);
+    const char *lost = float_loss(spec, text);
     error_user(error, "%s wants %s, got '%s'%s%s%s%s", shown, option_wants(spec, &scratch),
                plain_value(text).text, lost, meant ? "; did you mean " : "", meant ? meant : "",
                meant ? "?" : "");
