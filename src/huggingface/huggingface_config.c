@@ -174,6 +174,13 @@ Status huggingface_config_read(const char *path, ModelConfig *config, char *note
 
 /* ---- writing */
 
+/* A document mask is no obstacle: one document by itself is what Hugging Face computes. */
+static bool has_pattern(const ModelConfig *config) {
+    for (int i = 0; i < config->n_patterns; i++)
+        if (config->pattern[i].kind != PATTERN_DENSE) return true;
+    return false;
+}
+
 static const char *gpt2_obstacle(const ModelConfig *config, char *text, size_t n_bytes) {
     snprintf(text, n_bytes, "--kv-heads %lld", (long long)config->n_kv_heads);
     return config->position != POSITION_LEARNED    ? "--position rotary"
@@ -181,14 +188,8 @@ static const char *gpt2_obstacle(const ModelConfig *config, char *text, size_t n
            : config->mlp == MLP_SWIGLU             ? "--mlp swiglu"
            : config->n_kv_heads != config->n_heads ? text
            : !config->bias                         ? "--no-bias"
+           : has_pattern(config)                   ? "an --attention that is not dense"
                                                    : NULL;
-}
-
-/* A document mask is no obstacle: one document by itself is what Hugging Face computes. */
-static bool has_pattern(const ModelConfig *config) {
-    for (int i = 0; i < config->n_patterns; i++)
-        if (config->pattern[i].kind != PATTERN_DENSE) return true;
-    return false;
 }
 
 Status huggingface_can_express(const ModelConfig *config, Error *error) {
@@ -197,13 +198,12 @@ Status huggingface_can_express(const ModelConfig *config, Error *error) {
     const char *obstacle = layout == HUGGINGFACE_GPT2 ? gpt2_obstacle(config, text, sizeof text)
                                                       : config_llama_obstacle(config, text, sizeof text);
     if (config->depth_capacity > 0.0) obstacle = "--depth-capacity";
-    if (!obstacle && has_pattern(config)) obstacle = "an --attention that is not dense";
     if (!obstacle) return STATUS_OK;
     return error_user(
         error,
         "the model has %s, which Hugging Face's %s cannot express; a GPT-2 (learned positions, layernorm, "
-        "gelu, biases) or a Llama or Mixtral (rotary, rmsnorm, swiglu, --no-bias, --router topk) can be "
-        "exported",
+        "gelu, biases) or a Llama, Mistral or Mixtral (rotary, rmsnorm, swiglu, --no-bias, --attention window:W, "
+        "--router topk) can be exported",
         obstacle, huggingface_layout_name(layout));
 }
 

@@ -1,5 +1,5 @@
-/* config.json of Llama-like models: rmsnorm, rotary positions, SwiGLU, no biases, and with Mixtral experts,
- * the K best by softmax, their gates normalised: --router topk.
+/* config.json of Llama-like models: rmsnorm, rotary positions, SwiGLU, no biases; Mistral's have a window of
+ * attention, and Mixtral's experts besides, the K best by softmax, their gates normalised: --router topk.
  *
  * What would change results and is not computed here (scaled angles, biases, other activations) is
  * refused. */
@@ -97,20 +97,26 @@ static Status read_theta(const json_t *object, const char *path, json_t *ours, E
     return STATUS_OK;
 }
 
-/* A window at least as long as the sequences is none. */
-static Status check_window(const json_t *object, const char *path, Error *error) {
-    int64_t window, context;
-    bool is_used = true;
+/* A token sees the last W positions, itself included, in all blocks; a window at least as long as the
+ * sequences is none. Llama has none whatever its file says. Mistral's is 4096 where the file does not name
+ * it, as transformers has it; null says that there is none. */
+static Status read_window(const json_t *object, const char *path, const char *model_type, json_t *ours,
+                          Error *error) {
+    int64_t window = 4096, context;
+    bool is_used = true, is_named = json_object_get(object, "sliding_window");
+    if (strcmp(model_type, "llama") == 0) return STATUS_OK;
     if (config_field(object, "use_sliding_window"))
         TRY(json_field_bool(object, path, "use_sliding_window", &is_used, error));
-    if (!is_used || !config_field(object, "sliding_window")) return STATUS_OK;
+    if (is_named ? !config_field(object, "sliding_window") : strcmp(model_type, "mistral") != 0)
+        return STATUS_OK;
+    if (is_named) TRY(json_field_int(object, path, "sliding_window", 1, CONFIG_LARGEST, &window, error));
     TRY(json_field_int(object, path, "max_position_embeddings", 1, CONFIG_LARGEST, &context, error));
-    TRY(json_field_int(object, path, "sliding_window", 1, CONFIG_LARGEST, &window, error));
-    if (window >= context) return STATUS_OK;
-    return error_user(error,
-                      "%s: field 'sliding_window': %lld of %lld positions is not supported; set "
-                      "max_position_embeddings to %lld, within which the model is the same",
-                      path, (long long)window, (long long)context, (long long)window);
+    if (!is_used || window >= context) return STATUS_OK;
+    char words[PATTERN_TEXT_BYTES];
+    pattern_print(&(AttentionPattern){.kind = PATTERN_WINDOW, .number = {(int32_t)window}}, words,
+                  sizeof words);
+    json_object_set_new(ours, "attention", json_make_text(words));
+    return STATUS_OK;
 }
 
 static Status read_experts(const json_t *object, const char *path, json_t *ours, Error *error) {
@@ -148,7 +154,7 @@ Status config_read_llama(const json_t *object, const char *path, const char *mod
     bool is_tied;
     TRY(read_sizes(object, path, ours, error));
     TRY(check_variants(object, path, error));
-    TRY(check_window(object, path, error));
+    TRY(read_window(object, path, model_type, ours, error));
     TRY(read_theta(object, path, ours, error));
     TRY(read_dropout(object, path, note, error));
     TRY(config_read_switch(object, path, "tie_word_embeddings", false, &is_tied, error));
@@ -165,16 +171,25 @@ Status config_read_llama(const json_t *object, const char *path, const char *mod
 
 /* ---- writing */
 
+/* The window of all blocks; 0: attention is dense; -1: neither. */
+static int64_t window_of(const ModelConfig *config) {
+    AttentionPattern first = config_pattern(config, 0);
+    for (int i = 1; i < config->n_patterns; i++)
+        if (!pattern_equal(&config->pattern[i], &first)) return -1;
+    return first.kind == PATTERN_DENSE ? 0 : first.kind == PATTERN_WINDOW ? first.number[0] : -1;
+}
+
 const char *config_llama_obstacle(const ModelConfig *config, char *text, size_t n_bytes) {
-    const char *plain = config->position != POSITION_ROTARY              ? "--position learned"
-                        : config->norm != NORM_RMSNORM                   ? "--norm layernorm"
-                        : config->mlp != MLP_SWIGLU                      ? "--mlp gelu"
-                        : config->bias                                   ? "--bias"
-                        : !config->n_experts                             ? NULL
-                        : config->router != 0                            ? "another --router than topk"
-                        : config->router_gate != 0                       ? "--router-gate sigmoid"
-                        : config->n_shared_experts                       ? "--shared-experts"
-                        : config->expert_every != 1                      ? "--expert-every"
+    const char *plain = config->position != POSITION_ROTARY ? "--position learned"
+                        : config->norm != NORM_RMSNORM      ? "--norm layernorm"
+                        : config->mlp != MLP_SWIGLU         ? "--mlp gelu"
+                        : config->bias                      ? "--bias"
+                        : window_of(config) < 0     ? "an --attention that is neither dense nor one window:W"
+                        : !config->n_experts        ? NULL
+                        : config->router != 0       ? "another --router than topk"
+                        : config->router_gate != 0  ? "--router-gate sigmoid"
+                        : config->n_shared_experts  ? "--shared-experts"
+                        : config->expert_every != 1 ? "--expert-every"
                         : config->expert_capacity > 0.0                  ? "--expert-capacity"
                         : config->n_experts > 1 && config->n_chosen == 1 ? "--experts-per-token 1"
                                                                          : NULL;
@@ -185,9 +200,12 @@ const char *config_llama_obstacle(const ModelConfig *config, char *text, size_t 
 json_t *config_fresh_llama(const ModelConfig *config, int32_t end_token) {
     json_t *object = json_object();
     bool has_experts = config->n_experts > 0;
+    int64_t window = window_of(config); /* a Llama with a window is a Mistral */
     int64_t hidden = has_experts ? config->expert_hidden : config->n_hidden;
     json_object_set_new(object, "architectures",
-                        json_pack("[s]", has_experts ? "MixtralForCausalLM" : "LlamaForCausalLM"));
+                        json_pack("[s]", has_experts ? "MixtralForCausalLM"
+                                         : window    ? "MistralForCausalLM"
+                                                     : "LlamaForCausalLM"));
     json_object_set_new(object, "attention_dropout", json_make_number(0.0));
     json_object_set_new(object, "bos_token_id", end_token >= 0 ? json_integer(end_token) : json_null());
     json_object_set_new(object, "eos_token_id", end_token >= 0 ? json_integer(end_token) : json_null());
@@ -196,7 +214,10 @@ json_t *config_fresh_llama(const ModelConfig *config, int32_t end_token) {
     json_object_set_new(object, "initializer_range", json_make_number(0.02));
     json_object_set_new(object, "intermediate_size", json_integer(hidden));
     json_object_set_new(object, "max_position_embeddings", json_integer(config->context));
-    json_object_set_new(object, "model_type", json_make_text(has_experts ? "mixtral" : "llama"));
+    json_object_set_new(object, "model_type",
+                        json_make_text(has_experts ? "mixtral"
+                                       : window    ? "mistral"
+                                                   : "llama"));
     json_object_set_new(object, "num_attention_heads", json_integer(config->n_heads));
     json_object_set_new(object, "num_hidden_layers", json_integer(config->n_layers));
     json_object_set_new(object, "num_key_value_heads", json_integer(config->n_kv_heads));
@@ -211,7 +232,9 @@ json_t *config_fresh_llama(const ModelConfig *config, int32_t end_token) {
         json_object_set_new(object, "num_local_experts", json_integer(config->n_experts));
         json_object_set_new(object, "router_aux_loss_coef", json_make_number(config->balance_loss));
         json_object_set_new(object, "router_jitter_noise", json_make_number(0.0));
-        json_object_set_new(object, "sliding_window", json_null());
+    }
+    if (has_experts || window) {
+        json_object_set_new(object, "sliding_window", window ? json_integer(window) : json_null());
     } else {
         json_object_set_new(object, "attention_bias", json_false());
         json_object_set_new(object, "mlp_bias", json_false());

@@ -29,7 +29,9 @@ bool huggingface_is_model(const char *folder) {
 
 static Status open_file(HuggingFaceModel *model, const char *name, Error *error) {
     const char *path = arena_printf(&model->arena, "%s/%s", model->path, name);
-    return safetensors_open(&model->file[model->n_files++], path, error);
+    if (safetensors_open(&model->file[model->n_files++], path, error) != STATUS_OK)
+        error_suffix(error, "; copy or download the model again");
+    return error->status;
 }
 
 /* The file of this name, opened when it is met for the first time. */

@@ -84,7 +84,7 @@ done
 refused '/config.ini/' convert run new run/config.ini
 cp -r theirs broken
 truncate -s -8 broken/model.safetensors
-refused '/broken\/model.safetensors/' convert broken new/below
+refused '/broken\/model.safetensors.*; copy or download the model again$/' convert broken new/below
 refused '/broken\/model.safetensors/' generate broken
 refused '/broken\/model.safetensors/' train --init broken "${few[@]}" --out new
 cp theirs/model.safetensors broken/
@@ -133,3 +133,26 @@ pgpt generate mixed-hf --temperature 0 --tokens 20 --prompt a
 cmp -s out text || fail "a Mixtral says something else: $(diff out text)"
 pgpt train "${TINY[@]}" --out switched --steps 1 --norm rmsnorm --position rotary --mlp swiglu --no-bias --experts 4 --router switch
 refused '/--router/' convert switched new
+
+# Mistral's and Mixtral's window of attention, there and back. Text goes on beyond it.
+for with in '' '--experts 5 --expert-hidden 20'; do
+    # shellcheck disable=SC2086 # several words
+    pgpt train "${TINY[@]}" --out narrow --steps 3 --heads 4 --kv-heads 2 --channels 24 --norm rmsnorm --position rotary --mlp swiglu --no-bias --no-tied \
+        --attention window:5 $with
+    pgpt convert narrow narrow-hf
+    grep -q '"sliding_window": 5' narrow-hf/config.json || fail 'no window in config.json'
+    name=Mistral && [[ -z $with ]] || name=Mixtral
+    grep -q "\"${name}ForCausalLM\"" narrow-hf/config.json || fail "config.json of a $name"
+    pgpt convert narrow-hf narrow-again
+    grep -q '^attention = window:5$' narrow-again/config.ini || fail 'the window is gone'
+    pgpt convert narrow-again narrow-hf2
+    cmp narrow-hf/model.safetensors narrow-hf2/model.safetensors || fail 'a Mistral changed on its way'
+    cmp narrow-hf/config.json narrow-hf2/config.json || fail "a Mistral's config.json changed on its way"
+    pgpt generate narrow --temperature 0 --tokens 40 --prompt a
+    cp out text
+    pgpt generate narrow-hf --temperature 0 --tokens 40 --prompt a
+    cmp -s out text || fail "a Mistral says something else: $(diff out text)"
+    rm -r narrow narrow-*
+done
+pgpt train "${TINY[@]}" --layers 2 --out turns --steps 1 --norm rmsnorm --position rotary --mlp swiglu --no-bias --attention-pattern dense,window:5
+refused '/neither dense nor one window:W/' convert turns new

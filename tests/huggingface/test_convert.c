@@ -294,6 +294,43 @@ static void a_model_trained_here_is_described(void **state) {
     arena_free(&arena);
 }
 
+/* What attention sees in the model of a config.json. */
+static void check_window(const char *model_type, const char *fields, const char *want) {
+    static const char form[] =
+        "{\"model_type\": \"%s\", \"num_hidden_layers\": 2, \"num_attention_heads\": 4, \"hidden_size\": 24, "
+        "\"intermediate_size\": 40, \"max_position_embeddings\": 8192, \"vocab_size\": 61, "
+        "\"rms_norm_eps\": 1e-5, \"num_local_experts\": 4, \"num_experts_per_tok\": 2%s}";
+    char path[256], note[200], words[PATTERN_TEXT_BYTES];
+    Arena arena = {0};
+    Error error = {0};
+    ModelConfig config;
+    FileWriter writer;
+    assert_ok(file_writer_open(&writer, in_folder(path, "window.json"), &error), error);
+    assert_ok(file_writer_printf(&writer, &error, form, model_type, fields), error);
+    assert_ok(file_writer_commit(&writer, &error), error);
+    file_writer_abort(&writer);
+    assert_ok(huggingface_config_read(path, &config, note, &arena, &error), error);
+    for (int64_t block = 0; block < config.n_layers; block++) {
+        AttentionPattern pattern = config_pattern(&config, block);
+        pattern_print(&pattern, words, sizeof words);
+        assert_string_equal(words, want);
+    }
+    arena_free(&arena);
+}
+
+/* As transformers takes them: the last W positions, the token's own included. */
+static void windows_are_taken(void **state) {
+    (void)state;
+    check_window("mistral", ", \"sliding_window\": 100", "window:100");
+    check_window("mistral", ", \"sliding_window\": 8192", "dense");
+    check_window("mistral", ", \"sliding_window\": null", "dense");
+    check_window("mistral", "", "window:4096");
+    check_window("mistral", ", \"sliding_window\": 100, \"use_sliding_window\": false", "dense");
+    check_window("mixtral", ", \"sliding_window\": 100", "window:100");
+    check_window("mixtral", "", "dense");
+    check_window("llama", ", \"sliding_window\": 100", "dense");
+}
+
 static void the_tokenizer_goes_along(void **state) {
     (void)state;
     static const char ours[] = "{\"pgpt_tokenizer\":1,\"kind\":\"byte\"}\n";
@@ -328,6 +365,7 @@ int main(void) {
         cmocka_unit_test(shards_hold_the_same_model),
         cmocka_unit_test(a_type_is_stated_where_it_changes),
         cmocka_unit_test(a_model_trained_here_is_described),
+        cmocka_unit_test(windows_are_taken),
         cmocka_unit_test(the_tokenizer_goes_along),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);

@@ -126,7 +126,8 @@ static void mixtrals_that_are_not_ours_are_refused(void **state) {
     refuse_mixtral("\"rope_scaling\": {\"rope_type\": \"yarn\"}", "config.json|rope_scaling");
     refuse_mixtral("\"rope_parameters\": {\"rope_type\": \"llama3\"}", "config.json|rope_parameters|llama3");
     refuse_mixtral("\"head_dim\": 8", "config.json|head_dim|8|6");
-    refuse_mixtral("\"sliding_window\": 8", "config.json|sliding_window|8 of 16");
+    refuse_mixtral("\"sliding_window\": 0", "config.json|sliding_window");
+    refuse_mixtral("\"sliding_window\": 8.5", "config.json|sliding_window");
     refuse_mixtral("\"num_experts_per_tok\": 5", "config.json|num_experts_per_tok");
     refuse_mixtral("\"num_experts_per_tok\": 0", "config.json|num_experts_per_tok");
     refuse_mixtral("\"num_local_experts\": 2000000", "config.json|experts");
