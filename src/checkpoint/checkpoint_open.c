@@ -204,10 +204,15 @@ static void choose(Candidates *candidates, bool with_optimizer, Choice *choice) 
         if (damage.status == STATUS_OK) return;
     }
     choice->error = candidates->damage;
-    if (candidates->is_named) return;
+    if (candidates->is_named) {
+        error_suffix(
+            &choice->error,
+            "; name another checkpoint, or the run's folder, of which the newest that is whole is taken");
+        return;
+    }
     choice->error = (Error){0};
-    error_user(&choice->error, "no checkpoint in %s can be used; the newest: %.700s", candidates->folder,
-               candidates->damage.text);
+    error_user(&choice->error, "no checkpoint in %s can be used; the newest: %.700s; restore one from a copy",
+               candidates->folder, candidates->damage.text);
 }
 
 /* ---- opening what was chosen, on every rank */
@@ -222,12 +227,6 @@ static Status see(Checkpoint *checkpoint, const Choice *choice, bool with_optimi
         manifest->checksum != choice->manifest_checksum)
         error_user(error, "%s/manifest.json is not the one that rank 0 has", choice->path);
     return error->status;
-}
-
-static void add_advice(Error *error) {
-    size_t n_text = strlen(error->text);
-    snprintf(error->text + n_text, sizeof error->text - n_text,
-             "; a run's folder must be on a file system that all ranks share");
 }
 
 static Status open_files(Checkpoint *checkpoint, const Manifest *manifest, bool with_optimizer,
@@ -246,7 +245,7 @@ static bool open_chosen(Checkpoint *checkpoint, Comm *comm, const Choice *choice
     int n_ranks = checkpoint_n_ranks(comm);
     if (see(checkpoint, choice, with_optimizer, &manifest, n_ranks > 1 ? error : damage) != STATUS_OK &&
         n_ranks > 1)
-        add_advice(error);
+        error_suffix(error, "; a run's folder must be on a file system that all ranks share");
     if (checkpoint_agree(comm, error) != STATUS_OK) return true;
     if (damage->status == STATUS_OK)
         check_files(choice->path, &manifest, with_optimizer, check_checksum, checkpoint_rank(comm), n_ranks,

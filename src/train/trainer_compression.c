@@ -90,7 +90,8 @@ static Status take_coefficients(Trainer *trainer, const CheckpointState *state, 
         if (state->n_coefficients != n) {
             error_user(
                 error,
-                "the checkpoint has %lld coefficients, and the model's tensors want %lld; it is damaged",
+                "the checkpoint has %lld coefficients, and the model's tensors want %lld: it is damaged; "
+                "resume from another one of the run",
                 (long long)state->n_coefficients, (long long)n);
         } else {
             memcpy(whole, state->coefficients, (size_t)n * sizeof(float));

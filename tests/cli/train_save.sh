@@ -68,7 +68,7 @@ for file in model.safetensors optimizer.safetensors manifest.json; do
     if [[ $file != optimizer.safetensors ]]; then # generation does not read that
         pgpt generate copy --tokens 3
         grep -q "warning: .*$file.*using step-00000011 instead" err || fail "generate takes a damaged $file: $(cat err)"
-        refused "/$file/" generate copy/checkpoints/step-00000012 --tokens 3
+        refused "/$file.*; name another checkpoint, or the run's folder/" generate copy/checkpoints/step-00000012 --tokens 3
     fi
     pgpt train --resume copy --keep 100
     grep -q "warning: .*$file.*using step-00000011 instead" err || fail "a damaged $file is resumed: $(cat err)"
@@ -76,7 +76,7 @@ for file in model.safetensors optimizer.safetensors manifest.json; do
     same_losses behind copy
 done
 for folder in copy/checkpoints/step-*; do truncate -s 100 "$folder/manifest.json"; done
-refused '/no checkpoint in copy.* can be used/' train --resume copy --steps 20
+refused '/no checkpoint in copy.* can be used; .*; restore one from a copy$/' train --resume copy --steps 20
 refused '/no checkpoint in copy.* can be used/' train --resume auto --out copy --steps 20 --quiet
 
 # Another model: the message names what differs.
