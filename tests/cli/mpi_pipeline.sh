@@ -159,6 +159,17 @@ for kind in kill stop; do
         fail "not which action of which stage: $(cat err)"
 done
 
+# Without a flush a rank comes to a step while others are in the one before: the fault is in its step, not where the row of them began.
+for kind in error hang; do
+    code=0
+    timeout -k 5 60 "$MPIEXEC" "$MPIEXEC_N" 3 "$PGPT" "${small[@]}" --steps 1000 --eval-every 0 --pp 3 --micro-batch 1 --hang-timeout 2 \
+        --schedule pipedream --no-save --fault $kind:1:5 --out "unflushed-$kind" >out 2>err </dev/null || code=$?
+    ((code != 0 && code != 124)) || fail "$kind without a flush: exit $code: $(cat err)"
+    words='error was thrown before step 5'
+    [[ $kind == error ]] || words='^  rank 1 .*: step 5'
+    grep -Eq "$words" err || fail "$kind: not in step 5: $(cat err)"
+done
+
 # What was said of a pipeline goes with it: chunks with the schedule, the blocks of stages with their number. It is said.
 ranks 2 "${small[@]}" --steps 1 --pp 2 --schedule interleaved --chunks 2 --stages 3,5,5,3 --out other
 ranks 2 train --resume other --steps 2 --schedule zb-v

@@ -214,8 +214,8 @@ static void train(Run *run, int64_t first, int n, Outcome *outcome) {
     Error error = {0};
     const double rates[STEPS] = {1e-2, 1e-2, 1e-2};
     StepResult result[STEPS];
-    if (step_is_unflushed(&run->step))
-        OK(unflushed_run(&run->step, &source, first, n, rates, result, &error));
+    StretchSteps steps = {.source = &source, .index = first, .n_steps = n, .rates = rates};
+    if (step_is_unflushed(&run->step)) OK(unflushed_run(&run->step, &steps, result, &error));
     for (int i = 0; i < n; i++) {
         if (!step_is_unflushed(&run->step))
             OK(train_step_run(&run->step, &source, first + i, rates[i], &result[i], &error));

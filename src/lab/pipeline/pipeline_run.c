@@ -114,7 +114,8 @@ static Status run_steps(PipelineRun *run, int n, Error *error) {
         double rates[UNFLUSHED_MOST_STEPS];
         StepResult results[UNFLUSHED_MOST_STEPS];
         for (int i = 0; i < n; i++) rates[i] = rate;
-        return unflushed_run(&run->step, &source, first, n, rates, results, error);
+        StretchSteps steps = {.source = &source, .index = first, .n_steps = n, .rates = rates};
+        return unflushed_run(&run->step, &steps, results, error);
     }
     for (int i = 0; i < n; i++) TRY(train_step_begin(&run->step, &source, first + i, rate, error));
     return STATUS_OK;

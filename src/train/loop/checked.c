@@ -12,9 +12,7 @@ bool step_is_checked_later(const TrainStep *step) {
 
 typedef struct {
     TrainStep *step;
-    const BatchSource *source;
-    int64_t index; /* of the first step */
-    const double *rates;
+    const StretchSteps *steps;
     double losses[CHECKED_MOST_STEPS], norms[CHECKED_MOST_STEPS];
     double summary[CHECKED_MOST_STEPS][N_ROUTE_SUMMARY];
     double depth[CHECKED_MOST_STEPS][N_DEPTH_NUMBERS];
@@ -37,10 +35,10 @@ static Status download_summary(TrainStep *step, double *numbers, Error *error) {
 /* Everything of step `at` but the update. */
 static Status run_gradient(Stretch *stretch, int at, Error *error) {
     TrainStep *step = stretch->step;
-    StepRun run = {.index = stretch->index + at};
+    StepRun run = {.index = stretch->steps->index + at};
     for (int i = 0; i < step->n_actions; i++) {
         if (step->actions[i].kind == ACTION_UPDATE) continue;
-        TRY(train_step_run_action(step, stretch->source, &run, &step->actions[i], error));
+        TRY(train_step_run_action(step, stretch->steps->source, &run, &step->actions[i], error));
     }
     for (int i = 0; i < N_DEPTH_NUMBERS; i++) stretch->depth[at][i] = 0.0;
     for (int chunk = 0; chunk < step->n_chunks; chunk++)
@@ -50,12 +48,13 @@ static Status run_gradient(Stretch *stretch, int at, Error *error) {
 
 static Status run_update(Stretch *stretch, int at, bool checks_later, Error *error) {
     TrainStep *step = stretch->step;
-    StepRun run = {.index = stretch->index + at, .checks_later = checks_later};
+    StepRun run = {.index = stretch->steps->index + at, .checks_later = checks_later};
     float hyper[N_HYPER];
-    optimizer_hyper(&step->optimizer_options, stretch->rates[at], run.index - step->scale.n_skipped,
+    optimizer_hyper(&step->optimizer_options, stretch->steps->rates[at], run.index - step->scale.n_skipped,
                     step->options.seed, hyper);
     TRY(executor_upload(&step->executor, step->optimizer.hyper, hyper, error));
-    TRY(train_step_run_action(step, stretch->source, &run, &step->actions[step->n_actions - 1], error));
+    TRY(train_step_run_action(step, stretch->steps->source, &run, &step->actions[step->n_actions - 1],
+                              error));
     if (step->routes.summary) TRY(download_summary(step, stretch->summary[at], error));
     return checks_later ? STATUS_OK : download(step, step->optimizer.norm, &stretch->norms[at], error);
 }
@@ -81,11 +80,13 @@ static Status check_last(Stretch *stretch, int at, Error *error) {
     return run_gradient(stretch, at, error);
 }
 
-static Status run_steps(Stretch *stretch, int n_steps, Error *error) {
+static Status run_steps(Stretch *stretch, Error *error) {
     enum { UNCLIPPED_BEFORE = 4 };
     TrainStep *step = stretch->step;
     bool is_open = false; /* the last update was not checked */
+    int n_steps = stretch->steps->n_steps;
     for (int at = 0; at < n_steps; at++) {
+        TRY(stretch_start(stretch->steps, at, error));
         TRY(run_gradient(stretch, at, error));
         if (is_open) TRY(check_last(stretch, at, error));
         is_open = step->n_unclipped >= UNCLIPPED_BEFORE && at + 1 < n_steps;
@@ -95,12 +96,12 @@ static Status run_steps(Stretch *stretch, int n_steps, Error *error) {
     return STATUS_OK;
 }
 
-Status checked_run(TrainStep *step, const BatchSource *source, int64_t index, int n_steps,
-                   const double *rates, StepResult *results, Error *error) {
-    Stretch stretch = {.step = step, .source = source, .index = index, .rates = rates};
+Status checked_run(TrainStep *step, const StretchSteps *steps, StepResult *results, Error *error) {
+    Stretch stretch = {.step = step, .steps = steps};
+    int n_steps = steps->n_steps;
     StepClock before, after;
     TRY(train_step_clock(step, &before, error));
-    TRY(run_steps(&stretch, n_steps, error));
+    TRY(run_steps(&stretch, error));
     TRY(stretch_sum_losses(step, stretch.losses, n_steps, error));
     TRY(train_step_clock(step, &after, error));
     for (int i = 0; i < n_steps; i++) {

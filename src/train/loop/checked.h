@@ -19,7 +19,6 @@ enum { CHECKED_MOST_STEPS = 16 };
 bool step_is_checked_later(const TrainStep *step);
 
 /* A StretchRun. */
-Status checked_run(TrainStep *step, const BatchSource *source, int64_t index, int n_steps,
-                   const double *rates, StepResult *results, Error *error);
+Status checked_run(TrainStep *step, const StretchSteps *steps, StepResult *results, Error *error);
 
 #endif

@@ -2,6 +2,20 @@
 
 #include "base/system/timer.h"
 
+typedef struct {
+    Loop *loop;
+    int n_started;
+} Starts;
+
+/* What a rank is in is the newest step that it has come to. */
+static Status start_step(void *context, int64_t step, Error *error) {
+    Starts *starts = context;
+    const Trainer *trainer = starts->loop->trainer;
+    if (starts->n_started++) trainer_end(trainer);
+    trainer_begin(trainer, ACTIVITY_STEP, "step", step);
+    return observers_start(&starts->loop->observers, step, error);
+}
+
 Status stretch_run_steps(Loop *loop, StretchRun run, int most, Error *error) {
     Trainer *trainer = loop->trainer;
     BatchSource source = loop_batches(trainer);
@@ -9,14 +23,19 @@ Status stretch_run_steps(Loop *loop, StretchRun run, int most, Error *error) {
     if (n > most) n = most;
     double rates[STRETCH_MOST_STEPS];
     StepResult results[STRETCH_MOST_STEPS];
+    Starts starts = {.loop = loop};
+    StretchSteps steps = {.source = &source,
+                          .index = first,
+                          .n_steps = (int)n,
+                          .rates = rates,
+                          .start = start_step,
+                          .context = &starts};
     for (int64_t i = 0; i < n; i++) {
         rates[i] = learning_rate_at(&loop->schedule, first + i);
         observers_before_step(&loop->observers, first + i + 1);
-        TRY(observers_start(&loop->observers, first + i + 1, error));
     }
     uint64_t start = timer_now_ns();
-    trainer_begin(trainer, ACTIVITY_STEP, "step", first + 1);
-    TRY(run(&trainer->step, &source, first, (int)n, rates, results, error));
+    TRY(run(&trainer->step, &steps, results, error));
     trainer_end(trainer);
     double seconds = timer_seconds_since(start) / (double)n;
     bool stops;

@@ -5,10 +5,24 @@
 
 #include "train/loop/loop.h"
 
-/* Steps index .. index + n_steps - 1. Collective; every rank gets all results. */
-typedef Status (*StretchRun)(TrainStep *step, const BatchSource *source, int64_t index, int n_steps,
-                             const double *rates /* (n_steps) */, StepResult *results /* (n_steps) */,
+typedef struct {
+    const BatchSource *source;
+    int64_t index; /* of the first step */
+    int n_steps;
+    const double *rates;                                        /* (n_steps) */
+    Status (*start)(void *context, int64_t step, Error *error); /* this rank comes to the step, counted from
+                                                                 * 1; NULL: nobody wants to know */
+    void *context;                                              /* of start */
+} StretchSteps;
+
+/* Takes the steps. Collective; every rank gets all results. */
+typedef Status (*StretchRun)(TrainStep *step, const StretchSteps *steps, StepResult *results /* (n_steps) */,
                              Error *error);
+
+/* This rank comes to step `at` of them. */
+static inline Status stretch_start(const StretchSteps *steps, int at, Error *error) {
+    return steps->start ? steps->start(steps->context, steps->index + at + 1, error) : STATUS_OK;
+}
 
 enum { STRETCH_MOST_STEPS = 32 };
 

@@ -13,10 +13,7 @@ bool step_is_unflushed(const TrainStep *step) {
 /* A run of steps between two flushes. */
 typedef struct {
     TrainStep *step;
-    const BatchSource *source;
-    int64_t index; /* of its first step */
-    int n_steps;
-    const double *rates;
+    const StretchSteps *steps;
     ScheduleShape shape;
     int n_updates; /* of a step */
     int n_versions;
@@ -29,8 +26,8 @@ typedef struct {
 static Status upload_hyper(const Stretch *stretch, const StepAction *action, Error *error) {
     TrainStep *step = stretch->step;
     float hyper[N_HYPER];
-    int64_t n_done = stretch->index * stretch->n_updates + action->version;
-    double rate = stretch->rates[action->version / stretch->n_updates];
+    int64_t n_done = stretch->steps->index * stretch->n_updates + action->version;
+    double rate = stretch->steps->rates[action->version / stretch->n_updates];
     optimizer_hyper(&step->optimizer_options, rate, n_done, step->options.seed, hyper);
     return executor_upload(&step->executor, step->optimizer.hyper, hyper, error);
 }
@@ -39,11 +36,11 @@ static Status upload_hyper(const Stretch *stretch, const StepAction *action, Err
 static Status run_action(const Stretch *stretch, int at, const StepAction *action, Error *error) {
     bool updates = action->kind == ACTION_UPDATE;
     int64_t g = (int64_t)(at + action->step) * stretch->shape.n_micro_batches + action->micro;
-    StepRun run = {.index = stretch->index + at + action->step,
+    StepRun run = {.index = stretch->steps->index + at + action->step,
                    .version = (action->version + updates) % stretch->n_versions,
-                   .goes_on = g + 1 < (int64_t)stretch->n_steps * stretch->shape.n_micro_batches};
+                   .goes_on = g + 1 < (int64_t)stretch->steps->n_steps * stretch->shape.n_micro_batches};
     if (updates) TRY(upload_hyper(stretch, action, error));
-    return train_step_run_action(stretch->step, stretch->source, &run, action, error);
+    return train_step_run_action(stretch->step, stretch->steps->source, &run, action, error);
 }
 
 /* The loss adds up from the first micro-batch of an update to the last. */
@@ -114,12 +111,14 @@ static Status run_stretch(Stretch *stretch, double *losses, double *norms, Error
     TrainStep *step = stretch->step;
     const Pipeline *pipeline = step->options.pipeline;
     StepAction *actions =
-        ARENA_ARRAY(&stretch->arena, StepAction, stretch->n_steps * schedule_bound(&stretch->shape));
-    for (int at = 0; at < stretch->n_steps && error->status == STATUS_OK; at++) {
+        ARENA_ARRAY(&stretch->arena, StepAction, stretch->steps->n_steps * schedule_bound(&stretch->shape));
+    int n_started = 0; /* forwards of the next steps go ahead */
+    for (int at = 0; at < stretch->steps->n_steps && error->status == STATUS_OK; at++) {
         int n = schedule_step_actions(pipeline->layout.kind, &stretch->shape, pipeline->stage, at,
-                                      stretch->n_steps, actions);
+                                      stretch->steps->n_steps, actions);
         for (int i = 0; i < n && error->status == STATUS_OK; i++) {
             int of = at + actions[i].step;
+            for (; n_started <= of; n_started++) TRY(stretch_start(stretch->steps, n_started, error));
             if (run_action(stretch, at, &actions[i], error) == STATUS_OK &&
                 collect_counts(stretch, &actions[i], of, error) == STATUS_OK &&
                 collect_depth(stretch, &actions[i], of, error) == STATUS_OK)
@@ -135,8 +134,9 @@ static void make_room(Stretch *stretch) {
     TrainStep *step = stretch->step;
     if (!step->loss.reports) return;
     stretch->n_counts = tensor_count(step->loss.reports);
-    stretch->counts = ARENA_ARRAY(&stretch->arena, double, stretch->n_counts * stretch->n_steps);
-    memset(stretch->counts, 0, (size_t)(stretch->n_counts * stretch->n_steps) * sizeof *stretch->counts);
+    stretch->counts = ARENA_ARRAY(&stretch->arena, double, stretch->n_counts * stretch->steps->n_steps);
+    memset(stretch->counts, 0,
+           (size_t)(stretch->n_counts * stretch->steps->n_steps) * sizeof *stretch->counts);
     if (!step->route_counts) step->route_counts = ARENA_ARRAY(&step->graph->arena, float, stretch->n_counts);
 }
 
@@ -145,10 +145,10 @@ static Status run_and_exchange(Stretch *stretch, StepResult *results, Error *err
     TrainStep *step = stretch->step;
     double losses[UNFLUSHED_MOST_STEPS] = {0}, norms[UNFLUSHED_MOST_STEPS];
     TRY(run_stretch(stretch, losses, norms, error));
-    int last = stretch->n_steps * stretch->n_updates % stretch->n_versions;
+    int last = stretch->steps->n_steps * stretch->n_updates % stretch->n_versions;
     if (last) TRY(executor_move_version(&step->executor, step->version_copy, last, 0, error));
-    TRY(exchange(step, losses, norms, stretch->n_steps, error));
-    for (int i = 0; i < stretch->n_steps; i++) {
+    TRY(exchange(step, losses, norms, stretch->steps->n_steps, error));
+    for (int i = 0; i < stretch->steps->n_steps; i++) {
         results[i] = (StepResult){.loss = losses[i], .gradient_norm = norms[i]};
         TRY(exchange_counts(stretch, i, &results[i].routes, error));
         TRY(step_exchange_depth(step, stretch->depth[i], &results[i], error));
@@ -156,15 +156,11 @@ static Status run_and_exchange(Stretch *stretch, StepResult *results, Error *err
     return STATUS_OK;
 }
 
-Status unflushed_run(TrainStep *step, const BatchSource *source, int64_t index, int n_steps,
-                     const double *rates, StepResult *results, Error *error) {
+Status unflushed_run(TrainStep *step, const StretchSteps *steps, StepResult *results, Error *error) {
     const Pipeline *pipeline = step->options.pipeline;
     bool updates_each = schedule_info(pipeline->layout.kind)->updates_each;
     Stretch stretch = {.step = step,
-                       .source = source,
-                       .index = index,
-                       .n_steps = n_steps,
-                       .rates = rates,
+                       .steps = steps,
                        .shape = pipeline_shape(pipeline, (int)step->n_micro_batches),
                        .n_updates = updates_each ? (int)step->n_micro_batches : 1,
                        .n_versions = step->program.plan.n_versions};
@@ -175,7 +171,7 @@ Status unflushed_run(TrainStep *step, const BatchSource *source, int64_t index, 
     arena_free(&stretch.arena);
     TRY(error->status);
     TRY(train_step_clock(step, &after, error));
-    for (int i = 0; i < n_steps; i++) /* steps overlap: each has the mean */
-        train_step_times(step, &before, &after, n_steps, &results[i]);
+    for (int i = 0; i < steps->n_steps; i++) /* steps overlap: each has the mean */
+        train_step_times(step, &before, &after, steps->n_steps, &results[i]);
     return STATUS_OK;
 }

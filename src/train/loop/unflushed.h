@@ -16,8 +16,7 @@ enum { UNFLUSHED_MOST_STEPS = STRETCH_MOST_STEPS };
 /* Does the step's schedule go on over the end of a step? */
 bool step_is_unflushed(const TrainStep *step);
 
-/* Steps index .. index + n_steps - 1, then a flush: a StretchRun. */
-Status unflushed_run(TrainStep *step, const BatchSource *source, int64_t index, int n_steps,
-                     const double *rates /* (n_steps) */, StepResult *results /* (n_steps) */, Error *error);
+/* The steps, then a flush: a StretchRun. */
+Status unflushed_run(TrainStep *step, const StretchSteps *steps, StepResult *results, Error *error);
 
 #endif

@@ -240,7 +240,8 @@ static Status run_stretches(const Comparer *comparer, const BatchSource *source,
     for (int64_t first = 0, n; first < n_steps; first += n) {
         n = verify_stretch(n_steps, first);
         if (n > most) n = most;
-        TRY(run(&comparer->training->step, source, first, (int)n, rates, steps, error));
+        StretchSteps these = {.source = source, .index = first, .n_steps = (int)n, .rates = rates};
+        TRY(run(&comparer->training->step, &these, steps, error));
         for (int64_t i = 0; i < n; i++) TRY(compare_step(comparer, first + i, &steps[i], i == n - 1, error));
     }
     return STATUS_OK;
