@@ -71,6 +71,11 @@ extern const OptionSpec lab_option_specs[]; /* --out, --note, --json, --quiet */
 Status lab_read_options(Launch *launch, Options *options, const OptionCommand *command, void *values,
                         int n_words, char *const *words, bool *goes_on, Error *error);
 
+/* The same for a study of one process: under mpirun it is refused, for `why`: "measures in one process; run
+ * it without mpirun". */
+Status lab_read_options_alone(Launch *launch, Options *options, const OptionCommand *command, const char *why,
+                              void *values, int n_words, char *const *words, bool *goes_on, Error *error);
+
 /* Where a study's results go, and what to write below its pictures. */
 typedef struct {
     const char *folder;

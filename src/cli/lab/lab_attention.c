@@ -378,11 +378,10 @@ Status lab_attention(Launch *launch, int n_words, char *const *words, Error *err
     AttentionCommand values;
     Options options;
     bool goes_on;
-    TRY(lab_read_options(launch, &options, &lab_attention_command, &values, n_words, words, &goes_on, error));
-    if (goes_on && launch->world.size > 1)
-        error_user(error, "'lab attention' measures in one process; run it without mpirun");
-    if (goes_on && error->status == STATUS_OK &&
-        lab_apply_quick(&options, &values.runs, quick, error) == STATUS_OK) {
+    TRY(lab_read_options_alone(launch, &options, &lab_attention_command,
+                               "measures in one process; run it without mpirun", &values, n_words, words,
+                               &goes_on, error));
+    if (goes_on && lab_apply_quick(&options, &values.runs, quick, error) == STATUS_OK) {
         Study study = {.call = &values.call,
                        .values = &values,
                        .options = &options,

@@ -73,6 +73,16 @@ Status lab_read_options(Launch *launch, Options *options, const OptionCommand *c
     return STATUS_OK;
 }
 
+Status lab_read_options_alone(Launch *launch, Options *options, const OptionCommand *command, const char *why,
+                              void *values, int n_words, char *const *words, bool *goes_on, Error *error) {
+    TRY(lab_read_options(launch, options, command, values, n_words, words, goes_on, error));
+    if (!*goes_on || launch->world.size == 1) return STATUS_OK;
+    *goes_on = false;
+    options_free(options);
+    error_user(error, "'%s' %s", command->name, why);
+    return launch_agree(launch, error);
+}
+
 /* ---- The caption */
 
 static const char *quoted(const char *word, Arena *arena) {

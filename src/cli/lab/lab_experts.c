@@ -235,11 +235,10 @@ Status lab_experts(Launch *launch, int n_words, char *const *words, Error *error
     ExpertsCommand values;
     Options options;
     bool goes_on;
-    TRY(lab_read_options(launch, &options, &lab_experts_command, &values, n_words, words, &goes_on, error));
-    if (goes_on && launch->world.size > 1)
-        error_user(error, "'lab experts' starts its runs one by one; run it without mpirun");
-    if (goes_on && error->status == STATUS_OK &&
-        lab_apply_quick(&options, &values.runs, quick, error) == STATUS_OK) {
+    TRY(lab_read_options_alone(launch, &options, &lab_experts_command,
+                               "starts its runs one by one; run it without mpirun", &values, n_words, words,
+                               &goes_on, error));
+    if (goes_on && lab_apply_quick(&options, &values.runs, quick, error) == STATUS_OK) {
         ExpertsStudy study = {.call = &values.call,
                               .values = &values,
                               .options = &options,

@@ -420,10 +420,10 @@ Status lab_flops(Launch *launch, int n_words, char *const *words, Error *error) 
     FlopsCommand values;
     Options options;
     bool goes_on;
-    TRY(lab_read_options(launch, &options, &lab_flops_command, &values, n_words, words, &goes_on, error));
-    if (goes_on && launch->world.size > 1) {
-        error_user(error, "'lab flops' counts in one process; run it without mpirun");
-    } else if (goes_on) {
+    TRY(lab_read_options_alone(launch, &options, &lab_flops_command,
+                               "counts in one process; run it without mpirun", &values, n_words, words,
+                               &goes_on, error));
+    if (goes_on) {
         Study study = {.values = &values,
                        .call = values.call,
                        .output = lab_output(launch, &options, &values.lab, n_words, words)};

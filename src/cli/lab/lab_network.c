@@ -50,14 +50,8 @@ static const OptionGroup groups[] = {
     OPTION_GROUP_END,
 };
 
-static const OptionPositional positionals[] = {
-    {.name = "WORDS",
-     .help = "behind '--': options of pgpt train, as --model nano --batch 8",
-     .optional = true,
-     .repeated = true,
-     .behind_dashes = true},
-    {.name = NULL},
-};
+static const OptionPositional positionals[] = {LAB_TRAIN_WORDS(", as --model nano --batch 8"),
+                                               {.name = NULL}};
 
 static const char *const examples[] = {
     "the default model on two hosts, 100 Mbit/s to 100 Gbit/s",
@@ -244,13 +238,13 @@ Status lab_network(Launch *launch, int n_words, char *const *words, Error *error
     NetworkCommand values;
     Options options;
     bool goes_on;
-    TRY(lab_read_options(launch, &options, &lab_network_command, &values, n_words, words, &goes_on, error));
+    TRY(lab_read_options_alone(
+        launch, &options, &lab_network_command,
+        "models several hosts from one rank; run it without mpirun, and use 'lab collectives' to measure between the ranks that are there",
+        &values, n_words, words, &goes_on, error));
     if (goes_on) {
         NetworkStudy *study = calloc(1, sizeof *study);
         if (!study) error_failed(error, "no memory for the study");
-        else if (launch->world.size > 1)
-            error_user(error, "'lab network' models several hosts from one rank; run it without mpirun, and "
-                              "use 'lab collectives' to measure between the ranks that are there");
         else {
             study->call = &values.call;
             study->output = lab_output(launch, &options, &values.lab, n_words, words);

@@ -321,10 +321,10 @@ Status lab_offload(Launch *launch, int n_words, char *const *words, Error *error
     OffloadCommand values;
     Options options;
     bool goes_on;
-    TRY(lab_read_options(launch, &options, &lab_offload_command, &values, n_words, words, &goes_on, error));
-    if (goes_on && launch->world.size > 1)
-        error_user(error, "'lab offload' measures in one process; run it without mpirun");
-    if (goes_on && error->status == STATUS_OK && complete_call(&options, &values.call, error) == STATUS_OK) {
+    TRY(lab_read_options_alone(launch, &options, &lab_offload_command,
+                               "measures in one process; run it without mpirun", &values, n_words, words,
+                               &goes_on, error));
+    if (goes_on && complete_call(&options, &values.call, error) == STATUS_OK) {
         OffloadStudy *study = calloc(1, sizeof *study);
         if (!study) error_failed(error, "no memory for the study");
         else {

@@ -58,14 +58,8 @@ static const OptionGroup groups[] = {
     OPTION_GROUP_END,
 };
 
-static const OptionPositional positionals[] = {
-    {.name = "WORDS",
-     .help = "behind '--': options of pgpt train, as --model nano --batch 8",
-     .optional = true,
-     .repeated = true,
-     .behind_dashes = true},
-    {.name = NULL},
-};
+static const OptionPositional positionals[] = {LAB_TRAIN_WORDS(", as --model nano --batch 8"),
+                                               {.name = NULL}};
 
 static const char *const examples[] = {
     "a small model on 1, 2 and 4 ranks of one thread",
@@ -444,15 +438,13 @@ Status lab_scaling(Launch *launch, int n_words, char *const *words, Error *error
     ScalingCommand values;
     Options options;
     bool goes_on;
-    TRY(lab_read_options(launch, &options, &lab_scaling_command, &values, n_words, words, &goes_on, error));
+    TRY(lab_read_options_alone(launch, &options, &lab_scaling_command,
+                               "starts its own ranks; run it without mpirun, and name yours with --launcher",
+                               &values, n_words, words, &goes_on, error));
     if (goes_on) {
         shorten(&values.call, &options);
         LabOutput output = lab_output(launch, &options, &values.lab, n_words, words);
-        if (launch->world.size > 1)
-            error_user(
-                error,
-                "'lab scaling' starts its own ranks; run it without mpirun, and name yours with --launcher");
-        else if (values.call.schedules && lab_check_folder(launch, &output, error) == STATUS_OK)
+        if (values.call.schedules && lab_check_folder(launch, &output, error) == STATUS_OK)
             lab_run_schedules(&values, &options, &output, error);
         else if (!values.call.schedules) run_training(&values, &options, &output, error);
     }

@@ -266,11 +266,10 @@ Status lab_table(Launch *launch, int n_words, char *const *words, Error *error) 
     TableCommand values;
     Options options;
     bool goes_on;
-    TRY(lab_read_options(launch, &options, &lab_table_command, &values, n_words, words, &goes_on, error));
-    if (goes_on && launch->world.size > 1) {
-        error_user(error,
-                   "'lab table' starts its own ranks; run it without mpirun, and name yours with --launcher");
-    } else if (goes_on) {
+    TRY(lab_read_options_alone(launch, &options, &lab_table_command,
+                               "starts its own ranks; run it without mpirun, and name yours with --launcher",
+                               &values, n_words, words, &goes_on, error));
+    if (goes_on) {
         TableStudy study = {.values = &values,
                             .output = lab_output(launch, &options, &values.lab, n_words, words)};
         run_study(&study, &options, error);

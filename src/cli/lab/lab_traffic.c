@@ -369,11 +369,10 @@ Status lab_traffic(Launch *launch, int n_words, char *const *words, Error *error
     TrafficCommand values;
     Options options;
     bool goes_on;
-    TRY(lab_read_options(launch, &options, &lab_traffic_command, &values, n_words, words, &goes_on, error));
-    if (goes_on && launch->world.size > 1)
-        error_user(error, "'lab traffic' starts its own ranks; run it without mpirun");
-    if (goes_on && error->status == STATUS_OK &&
-        lab_apply_quick(&options, &values.runs, quick, error) == STATUS_OK) {
+    TRY(lab_read_options_alone(launch, &options, &lab_traffic_command,
+                               "starts its own ranks; run it without mpirun", &values, n_words, words,
+                               &goes_on, error));
+    if (goes_on && lab_apply_quick(&options, &values.runs, quick, error) == STATUS_OK) {
         TrafficStudy *study = calloc(1, sizeof *study);
         if (!study) error_failed(error, "no memory for the study");
         else {
