@@ -36,6 +36,11 @@ typedef struct {
 /* Does this kind mean a GPU here? */
 bool device_takes_gpu(int kind);
 
+/* --device, of commands that compute here. */
+#define OPTION_DEVICE(Struct, field)                                                                         \
+    OPTION_CHOICE("device", Struct, field, DEVICE_AUTO, device_names,                                        \
+                  "where to compute; auto: on a GPU if there is one")
+
 /* What --any-order says of itself in every command that has it. */
 #define DEVICE_ANY_ORDER_HELP                                                                                               \
     "let a GPU add in an order that varies from run to run (split-K GEMMs, atomic adds), where that is faster; the result " \

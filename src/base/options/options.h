@@ -126,6 +126,9 @@ typedef struct {
 /* --json, which every command has: json_print (text/json.h) is what it asks for. */
 #define OPTION_JSON(Struct, field, ...)                                                                      \
     OPTION_BOOL("json", Struct, field, false, "make the last line of the output one JSON object", __VA_ARGS__)
+/* --threads, of whatever computes. */
+#define OPTION_THREADS(Struct, field)                                                                        \
+    OPTION_INT("threads", Struct, field, 0, 0, 4096, "CPU threads; 0: all cores")
 #define OPTION_END                                                                                           \
     { .name = NULL }
 

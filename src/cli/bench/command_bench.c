@@ -56,8 +56,7 @@ static const OptionSpec bench_option_specs[] = {
                "'attention' in documents of so many tokens; 0: there are none"),
     OPTION_INT("runs", BenchCall, setup.bench.n_runs, 3, 1, MANY_RUNS,
                "timed runs of 'generate', rounds of 'attention' (the best counts)"),
-    OPTION_CHOICE("device", BenchCall, setup.bench.device, DEVICE_AUTO, device_names,
-                  "where to compute; auto: on a GPU if there is one"),
+    OPTION_DEVICE(BenchCall, setup.bench.device),
     OPTION_CHOICE("dtype", BenchCall, setup.bench.precision, PRECISION_F32, precision_names,
                   "precision to compute in"),
     OPTION_BOOL(
@@ -66,7 +65,7 @@ static const OptionSpec bench_option_specs[] = {
         "token chooses two; needs --router balance-free"),
     OPTION_BOOL("any-order", BenchCall, setup.bench.any_order, false, DEVICE_ANY_ORDER_HELP),
     OPTION_INT("streams", BenchCall, setup.bench.n_streams, DEVICE_STREAMS, 1, 2, DEVICE_STREAMS_HELP),
-    OPTION_INT("threads", BenchCall, setup.bench.n_threads, 0, 0, 4096, "CPU threads; 0: all cores"),
+    OPTION_THREADS(BenchCall, setup.bench.n_threads),
     OPTION_STRING("out", BenchCall, out, "", "FILE",
                   "of 'machine': write a machine file for 'pgpt plan' there", .flags = OPTION_TRANSIENT),
     OPTION_JSON(BenchCall, json, .flags = OPTION_TRANSIENT),

@@ -32,7 +32,7 @@ static const OptionSpec data_specs[] = {
     OPTION_INT("vocab-size", DataValues, vocabulary_size, 0, 0, 1 << 24,
                "symbols to learn, the 256 bytes and <|endoftext|> among them ('train-tokenizer')"),
     OPTION_INT("excerpts", DataValues, n_excerpts, 3, 0, 1000, "places of the text to show"),
-    OPTION_INT("threads", DataValues, n_threads, 0, 0, 4096, "CPU threads; 0: all cores"),
+    OPTION_THREADS(DataValues, n_threads),
     OPTION_JSON(DataValues, json),
     OPTION_BOOL("quiet", DataValues, quiet, false, "say only what went wrong"),
     OPTION_END,

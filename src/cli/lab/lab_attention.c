@@ -51,7 +51,7 @@ static const OptionSpec specs[] = {
     OPTION_INT("steps", AttentionCall, n_steps, 300, 1, 1 << 30, "steps of these runs"),
     OPTION_CHOICE("device", AttentionCall, device, DEVICE_AUTO, device_names,
                   "where to time and train; auto: on a GPU if there is one"),
-    OPTION_INT("threads", AttentionCall, n_threads, 0, 0, 4096, "CPU threads; 0: all cores"),
+    OPTION_THREADS(AttentionCall, n_threads),
     OPTION_END,
 };
 

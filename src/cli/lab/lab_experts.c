@@ -31,7 +31,7 @@ static const OptionSpec specs[] = {
                "evaluations of each run: points of the curves"),
     OPTION_CHOICE("device", ExpertsCall, device, DEVICE_AUTO, device_names,
                   "where to train; auto: on a GPU if there is one"),
-    OPTION_INT("threads", ExpertsCall, n_threads, 0, 0, 4096, "CPU threads; 0: all cores"),
+    OPTION_THREADS(ExpertsCall, n_threads),
     OPTION_END,
 };
 

@@ -46,7 +46,7 @@ static const OptionSpec specs[] = {
     OPTION_INT("steps", FlopsCall, n_steps, 4, 1, 100000, "steps that are timed, behind one that is not"),
     OPTION_CHOICE("device", FlopsCall, device, DEVICE_AUTO, device_names,
                   "where to time; auto: on a GPU if there is one"),
-    OPTION_INT("threads", FlopsCall, n_threads, 0, 0, 4096, "CPU threads; 0: all cores"),
+    OPTION_THREADS(FlopsCall, n_threads),
     OPTION_BOOL("quick", FlopsCall, is_quick, false,
                 "four sizes, three lengths, and two steps of nano: a few seconds"),
     OPTION_END,

@@ -55,7 +55,7 @@ static const OptionSpec specs[] = {
                   "largest models are planned for it"),
     OPTION_CHOICE("dtype", OffloadCall, setup.bench.precision, PRECISION_F32, precision_names,
                   "precision to compute in"),
-    OPTION_INT("threads", OffloadCall, setup.bench.n_threads, 0, 0, 4096, "CPU threads; 0: all cores"),
+    OPTION_THREADS(OffloadCall, setup.bench.n_threads),
     OPTION_BOOL("quick", OffloadCall, quick, false, "nano and few steps: below a minute on two cores"),
     OPTION_END,
 };
