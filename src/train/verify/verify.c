@@ -5,10 +5,8 @@
 #include "base/system/memory.h"
 #include "base/system/timer.h"
 #include "checkpoint/checksum.h"
-#include "comm/algo/algo.h"
 #include "train/loop/checked.h"
 #include "train/loop/unflushed.h"
-#include "train/model_mesh.h"
 #include "train/verify/compressed.h"
 #include "train/verify/delayed.h"
 
@@ -212,8 +210,7 @@ static Status combine(Comm *world, VerifyResult *result, Error *error) {
 
 /* What a rank has open for it. */
 typedef struct {
-    Mesh mesh;
-    Pipeline pipeline;
+    KeptMesh *kept;
     VerifyTraining training;
     void *held, *wanted;
     size_t n_bytes;
@@ -267,21 +264,13 @@ static const char *transport_of(const Mesh *mesh) {
 
 static Status open_layout(LayoutRun *run, const VerifyOptions *options, const VerifyReference *reference,
                           const VerifyCase *layout, bool offloads, Comm *group, Error *error) {
-    const Backend *backend = options->setting.backend;
     const ModelConfig *config = &reference->config;
-    PipelineLayout stages = {layout->schedule, layout->shape.size[AXIS_PP], layout->n_chunks};
+    KeptMesh *kept = run->kept;
     run->n_bytes = (size_t)reference->table.n_flat_elements * sizeof(float);
     TRY(memory_alloc(&run->held, run->n_bytes, "weights to compare", error));
     TRY(memory_alloc(&run->wanted, run->n_bytes, "weights to compare with", error));
-    TRY(model_mesh_open(&run->mesh, &layout->shape, config, group, error));
-    if (layout->all_reduce >= 0) mesh_host_sums(&run->mesh)->all_reduce = comm_algorithm(layout->all_reduce);
-    if (layout->all_reduce >= 0)
-        mesh_host_expert_sums(&run->mesh)->all_reduce = comm_algorithm(layout->all_reduce);
-    TRY(verify_open_hosts(options, layout, &run->mesh, error));
-    TRY(model_mesh_open_device(&run->mesh, backend, error));
-    if (stages.n_stages > 1) TRY(model_pipeline_open(&run->pipeline, &run->mesh, &stages, error));
-    TRY(model_pipeline_open_device(&run->pipeline, backend, error));
-    GradientSyncOptions sync = {.mesh = &run->mesh,
+    TRY(kept_mesh_open(kept, &(MeshNeeds){group, options, layout, config}, error));
+    GradientSyncOptions sync = {.mesh = &kept->mesh,
                                 .zero = layout->zero,
                                 .bucket_bytes = 16384, /* several even of a small model */
                                 .overlaps = layout->overlaps,
@@ -290,24 +279,26 @@ static Status open_layout(LayoutRun *run, const VerifyOptions *options, const Ve
     VerifySetting setting = options->setting;
     if (offloads) setting.offload = options->offload;
     TRY(verify_training_open(&run->training, &setting, config, layout, &sync,
-                             stages.n_stages > 1 ? &run->pipeline : NULL, VERIFY_CLIP, error));
+                             layout->shape.size[AXIS_PP] > 1 ? &kept->pipeline : NULL, VERIFY_CLIP, error));
     int n_units = run->training.step.sync.partition.n_units;
     if (options->left_out <= n_units) return STATUS_OK;
     return error_user(error, "--break %d: there are %d buckets of gradients here, counted from 1",
                       options->left_out, n_units);
 }
 
-static void close_layout(LayoutRun *run, const Backend *backend) {
+static void close_layout(LayoutRun *run) {
     verify_training_close(&run->training);
-    model_pipeline_close(&run->pipeline, backend);
-    model_mesh_close(&run->mesh, backend);
+    kept_mesh_rest(run->kept);
     memory_free(run->held, run->n_bytes);
     memory_free(run->wanted, run->n_bytes);
 }
 
-/* The ranks of a layout; NULL: this is none of them. */
+/* The ranks of a layout; NULL: this is none of them. What was kept for another number of ranks is closed by
+ * all of them. */
 static Status find_group(Verifier *verifier, int n_ranks, Comm **group, Error *error) {
     Comm *world = &verifier->options.launch->world;
+    if (n_ranks != verifier->n_ranks) kept_mesh_close(&verifier->kept);
+    verifier->n_ranks = n_ranks;
     *group = world;
     if (n_ranks == world->size) return STATUS_OK;
     if (n_ranks != verifier->n_group) {
@@ -320,23 +311,23 @@ static Status find_group(Verifier *verifier, int n_ranks, Comm **group, Error *e
 }
 
 /* One training; bits: see Comparer. */
-static Status run_layout(const VerifyOptions *options, const VerifyReference *reference,
-                         const VerifyCase *layout, Comm *group, uint64_t *bits, bool offloads,
-                         VerifyResult *result, Error *error) {
-    LayoutRun run = {0};
+static Status run_layout(Verifier *verifier, const VerifyReference *reference, const VerifyCase *layout,
+                         Comm *group, uint64_t *bits, bool offloads, VerifyResult *result, Error *error) {
+    const VerifyOptions *options = &verifier->options;
+    LayoutRun run = {.kept = &verifier->kept};
     if (group) open_layout(&run, options, reference, layout, offloads, group, error);
     TRY_GOTO(launch_agree(options->launch, error), done);
     if (group) {
         Comparer comparer = {options,    reference, &run.training, run.held,
                              run.wanted, result,    bits,          !offloads};
-        result->transport = transport_of(&run.mesh);
+        result->transport = transport_of(&run.kept->mesh);
         CompressedRun compressed = {options, layout, &reference->config, group, &run.training, result};
         TRY_GOTO(verify_is_compressed(options, layout) ? verify_run_compressed(&compressed, error)
                                                        : train_and_compare(&comparer, error),
                  done);
     }
 done:
-    close_layout(&run, options->setting.backend);
+    close_layout(&run);
     return error->status;
 }
 
@@ -350,8 +341,8 @@ Status verify_run(Verifier *verifier, const VerifyCase *layout, VerifyResult *re
     TRY_GOTO(verify_reference_find(&verifier->references, options, layout, &reference, error), done);
     uint64_t start = timer_now_ns();
     TRY_GOTO(find_group(verifier, mesh_n_ranks(&layout->shape), &group, error), done);
-    if (offloads) TRY_GOTO(run_layout(options, reference, layout, group, bits, false, result, error), done);
-    TRY_GOTO(run_layout(options, reference, layout, group, bits, offloads, result, error), done);
+    if (offloads) TRY_GOTO(run_layout(verifier, reference, layout, group, bits, false, result, error), done);
+    TRY_GOTO(run_layout(verifier, reference, layout, group, bits, offloads, result, error), done);
     TRY_GOTO(combine(world, result, error), done);
     result->seconds = timer_seconds_since(start);
 done:
@@ -360,6 +351,7 @@ done:
 }
 
 void verify_close(Verifier *verifier) {
+    kept_mesh_close(&verifier->kept);
     comm_close(&verifier->group);
     verify_references_close(&verifier->references);
     verifier->n_group = 0;

@@ -7,6 +7,7 @@
 #ifndef PGPT_TRAIN_VERIFY_VERIFY_H
 #define PGPT_TRAIN_VERIFY_VERIFY_H
 
+#include "train/verify/kept_mesh.h"
 #include "train/verify/reference.h"
 
 /* VERIFY_BITS: with offload, something differs from the same layout without it. */
@@ -34,6 +35,8 @@ typedef struct {
     VerifyReferences references;
     Comm group;  /* the first n_group ranks, where those are not all; {0} on the others */
     int n_group; /* 0: there is none */
+    int n_ranks; /* of the layout before */
+    KeptMesh kept;
 } Verifier;
 
 /* Train in this layout, of as many ranks as the launch has or fewer: the others look on. Collective; every
