@@ -159,11 +159,6 @@ void graph_append(Graph *graph, Node *node) {
     graph->node[graph->n_nodes++] = node;
 }
 
-Tensor *tensor_root(Tensor *tensor) {
-    while (tensor->base) tensor = tensor->base;
-    return tensor;
-}
-
 int64_t tensor_root_element(const Tensor *tensor) {
     size_t n_bytes = 0;
     for (const Tensor *part = tensor; part->base; part = part->base) n_bytes += part->base_offset;
@@ -178,20 +173,6 @@ bool node_touches(const Node *node, const Tensor *tensor) {
         if (node->output[i] == tensor) return true;
     }
     return false;
-}
-
-bool node_writes_root(const Node *node, const Tensor *root) {
-    for (int i = 0; i < node->n_outputs; i++) {
-        if (node->output[i] && tensor_root(node->output[i]) == root) return true;
-    }
-    return false;
-}
-
-bool node_touches_root(const Node *node, const Tensor *root) {
-    for (int i = 0; i < node->n_inputs; i++) {
-        if (node->input[i] && tensor_root(node->input[i]) == root) return true;
-    }
-    return node_writes_root(node, root);
 }
 
 const char *tensor_layer_name(Graph *graph, const Tensor *weight) {

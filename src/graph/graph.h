@@ -188,15 +188,28 @@ static inline bool node_is_of(const Node *node, int regimes) {
     return !node->regimes || (node->regimes & regimes);
 }
 
+/* The tensor that owns the memory: `tensor` itself or the end of its chain of bases. Passes ask it of every
+ * tensor of every node, and again. */
+static inline Tensor *tensor_root(Tensor *tensor) {
+    while (tensor->base) tensor = tensor->base;
+    return tensor;
+}
+
 /* Does the node read or write this very tensor? And does it write any part of the memory of `root`? */
 bool node_touches(const Node *node, const Tensor *tensor);
-bool node_writes_root(const Node *node, const Tensor *root);
+
+static inline bool node_writes_root(const Node *node, const Tensor *root) {
+    for (int i = 0; i < node->n_outputs; i++)
+        if (node->output[i] && tensor_root(node->output[i]) == root) return true;
+    return false;
+}
 
 /* Does it read or write any part of the memory of `root`? */
-bool node_touches_root(const Node *node, const Tensor *root);
-
-/* The tensor that owns the memory: `tensor` itself or the end of its chain of bases. */
-Tensor *tensor_root(Tensor *tensor);
+static inline bool node_touches_root(const Node *node, const Tensor *root) {
+    for (int i = 0; i < node->n_inputs; i++)
+        if (node->input[i] && tensor_root(node->input[i]) == root) return true;
+    return node_writes_root(node, root);
+}
 
 /* Its first element within the root. */
 int64_t tensor_root_element(const Tensor *tensor);

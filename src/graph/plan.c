@@ -164,31 +164,39 @@ static int by_size(const void *a, const void *b) {
     return x->id < y->id ? -1 : 1;
 }
 
-/* The lowest hole for a storage among those placed (sorted by offset), looking only at those alive with
- * it. */
-static size_t lowest_hole(const Storage *storage, Storage *const *placed, int n_placed) {
-    size_t offset = 0;
-    for (int i = 0; i < n_placed; i++) {
-        const Storage *other = placed[i];
-        if (other->first > storage->last || storage->first > other->last) continue;
-        if (other->offset >= offset && other->offset - offset >= storage->n_bytes) break;
-        size_t end = other->offset + other->n_bytes;
-        if (offset < end) offset = end;
+/* A storage that has its place: what the search for a hole goes by, side by side in memory. */
+typedef struct {
+    int first, last;
+    size_t offset, end;
+} Placed;
+
+/* The lowest hole for a storage among those placed (sorted by offset), looking only at those alive with it;
+ * `at`: in front of which of them it then stands. */
+static size_t lowest_hole(const Storage *storage, const Placed *placed, int n_placed, int *at) {
+    size_t offset = 0, n_bytes = storage->n_bytes;
+    int first = storage->first, last = storage->last, i = 0;
+    for (; i < n_placed; i++) {
+        const Placed *other = &placed[i];
+        if (other->first > last || first > other->last) continue;
+        if (other->offset >= offset && other->offset - offset >= n_bytes) break;
+        if (offset < other->end) offset = other->end;
     }
+    while (i > 0 && placed[i - 1].offset > offset) i--;
+    while (i < n_placed && placed[i].offset <= offset) i++;
+    *at = i;
     return offset;
 }
 
-static size_t place_storages(Storage **order, int count, Storage **placed) {
+static size_t place_storages(Storage **order, int count, Placed *placed) {
     size_t arena_bytes = 0;
     for (int i = 0; i < count; i++) {
         Storage *storage = order[i];
-        storage->offset = lowest_hole(storage, placed, i);
-        int at = i; /* keep the list sorted by offset */
-        while (at > 0 && placed[at - 1]->offset > storage->offset) at--;
+        int at;
+        storage->offset = lowest_hole(storage, placed, i, &at);
+        size_t end = storage->offset + storage->n_bytes;
         memmove(&placed[at + 1], &placed[at], (size_t)(i - at) * sizeof *placed);
-        placed[at] = storage;
-        if (arena_bytes < storage->offset + storage->n_bytes)
-            arena_bytes = storage->offset + storage->n_bytes;
+        placed[at] = (Placed){storage->first, storage->last, storage->offset, end};
+        if (arena_bytes < end) arena_bytes = end;
     }
     return arena_bytes;
 }
@@ -258,7 +266,7 @@ static void place_activations(const Planner *planner, Arena *scratch) {
     const Graph *graph = planner->graph;
     MemoryPlan *plan = planner->plan;
     Storage **order = ARENA_ARRAY(scratch, Storage *, graph->n_tensors + 1);
-    Storage **placed = ARENA_ARRAY(scratch, Storage *, graph->n_tensors + 1);
+    Placed *placed = ARENA_ARRAY(scratch, Placed, graph->n_tensors + 1);
     int count = list_storages(planner, -1, order, &plan->unshared_bytes);
     plan->bytes[PLACE_ACTIVATION] = place_storages(order, count, placed);
     plan->live_bytes = find_live_peak(graph, order, count, &plan->peak_node);

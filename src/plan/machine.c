@@ -38,6 +38,10 @@ static const OptionSpec device_specs[] = {
                  "rate of attention's forward, in parts of that of GEMMs", .flags = OPTION_ABOVE_MIN),
     OPTION_FLOAT("attention-backward", MachineDevice, attention_backward, 0.32, 0.0, 10.0,
                  "and of its backward", .flags = OPTION_ABOVE_MIN),
+    OPTION_BOOL(
+        "whole-recompute", MachineDevice, repeats_whole, false,
+        "activation checkpointing runs whole blocks again, as programs of others do: also the GEMMs and "
+        "the communication whose results the backward does not read"),
     RATE(
         "score-bytes", MachineDevice, score_bytes, 0.0,
         "bytes that attention's forward moves through memory for every score of the whole square, the backward "

@@ -40,6 +40,7 @@ typedef struct {
     double gemm_efficiency;
     const char *gemm_classes;                     /* "64:0.4 256:0.7 1024:1": see gemm_class_share */
     double attention_forward, attention_backward; /* of the rate of GEMMs */
+    bool repeats_whole; /* activation checkpointing runs whole blocks again, what nobody reads included */
     double score_bytes; /* that attention moves through memory a score; 0: fused attention keeps none */
     double draws_g; /* 10^9 random numbers a second, for dropout; of a CPU: of one core; 0: they are free */
     double memory_gbs, memory_efficiency;

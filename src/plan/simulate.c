@@ -6,6 +6,7 @@
 #include "parallel/comm_attributes.h"
 #include "parallel/comm_ops.h"
 #include "parallel/pipeline/rendezvous.h"
+#include "plan/repeat.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -54,6 +55,11 @@ static double work_seconds(const Links *links, const Node *node, const CommWork 
         return links_message_seconds(links, work->n_bytes, &place);
     CommKind kind = work->kind == TRAFFIC_SCALARS ? COMM_ALL_REDUCE : (CommKind)work->kind;
     return links_seconds(links, kind, work->n_bytes, &place);
+}
+
+double simulate_comm_seconds(const Links *links, const Node *node) {
+    CommWork work = work_of(node);
+    return work_seconds(links, node, &work);
 }
 
 /* ---- A part */
@@ -235,6 +241,13 @@ void rank_times(const StepSimulator *simulator, const Program *program, Arena *a
                     simulator, program, (Section)section, chunk, is_last,
                     section == SECTION_BACKWARD ? times->part[chunk][SECTION_FORWARD][is_last].out : 0.0,
                     NULL, NULL, arena);
+        }
+        if (!simulator->speed->machine->device.repeats_whole) continue;
+        double more = repeat_whole_seconds(simulator, program, chunk);
+        for (int is_last = 0; is_last < 2; is_last++) {
+            PartTime *backward = &times->part[chunk][SECTION_BACKWARD][is_last];
+            backward->seconds += more;
+            backward->bound[BOUND_GEMM] += more;
         }
     }
 }

@@ -55,6 +55,9 @@ typedef struct {
 PartTime part_time(const StepSimulator *simulator, const Program *program, Section section, int chunk,
                    bool is_last, SimulatedNode **events, int *n_events, Arena *arena);
 
+/* What a node's communication takes, alone; 0: it is none, or between stages. */
+double simulate_comm_seconds(const Links *links, const Node *node);
+
 /* Of one rank: every part, in micro-batches that are not the last, and in the last. */
 typedef struct {
     int n_chunks;
