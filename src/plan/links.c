@@ -3,6 +3,7 @@
 #include "plan/links.h"
 
 #include <math.h>
+#include <stdio.h>
 
 const char *link_name(LinkKind kind) {
     return kind == LINK_INSIDE ? "inside a host" : "between hosts";
@@ -93,7 +94,7 @@ static double all_reduce_seconds(const Links *links, double n, const GroupPlace 
 /* A collective, or a message to a rank of the group. */
 typedef struct {
     CommKind kind;
-    bool is_message;
+    bool is_message, is_work;
 } LinkUse;
 
 /* What stays on the host and what leaves it go beside each other. */
@@ -162,7 +163,9 @@ static double between_sizes(const SampleGroup *samples, const Sample *like, doub
 
 static bool measured_seconds(const Links *links, LinkUse use, double n_bytes, const GroupPlace *place,
                              double *seconds) {
-    const char *name = use.is_message ? LINK_MESSAGE : comm_kind_name(use.kind);
+    char name[48];
+    snprintf(name, sizeof name, "%s%s", use.is_message ? LINK_MESSAGE : comm_kind_name(use.kind),
+             use.is_work ? LINK_WORK : "");
     const SampleGroup *samples = place->n_hosts == 1 ? samples_group(links->measured, name) : NULL;
     if (!samples || samples->n_sizes != SAMPLE_BYTES + 1) return false;
     double ranks = links->ranks_a_host, group = place->size;
@@ -188,6 +191,13 @@ static double seconds_of(const Links *links, LinkUse use, double n_bytes, const 
 
 double links_seconds(const Links *links, CommKind kind, double n_bytes, const GroupPlace *place) {
     return seconds_of(links, (LinkUse){.kind = kind}, n_bytes, place);
+}
+
+double links_work_seconds(const Links *links, CommKind kind, double n_bytes, const GroupPlace *place) {
+    double seconds = links_seconds(links, kind, n_bytes, place), work;
+    LinkUse use = {.kind = kind, .is_work = true};
+    if (place->size <= 1 || !measured_seconds(links, use, n_bytes, place, &work)) return seconds;
+    return fmin(work, seconds);
 }
 
 double links_message_seconds(const Links *links, double n_bytes, const GroupPlace *place) {

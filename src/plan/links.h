@@ -41,7 +41,10 @@ typedef struct {
     const Samples *measured; /* NULL: none */
 } Links;
 
-#define LINK_MESSAGE "message" /* a sample of one rank that sends to another; of all else its kind's name */
+/* The names of samples: of one rank that sends to another; of all else its kind's, and with this behind it what
+ * it takes of a rank's core while that computes: ranks that wait for each other leave it alone. */
+#define LINK_MESSAGE "message"
+#define LINK_WORK    "-work"
 
 Links links_of(const Machine *machine, int64_t n_ranks);
 
@@ -61,6 +64,8 @@ static inline LinkKind place_link(const GroupPlace *place) {
 /* A collective of a vector of n_bytes: all-reduce, reduce-scatter, all-gather, broadcast and the like; of an
  * all-to-all, what a rank sends to others. Or a message to a rank of the group. */
 double links_seconds(const Links *links, CommKind kind, double n_bytes, const GroupPlace *place);
+/* Of the first, what it takes from the computation beside it where all cores are busy. */
+double links_work_seconds(const Links *links, CommKind kind, double n_bytes, const GroupPlace *place);
 double links_message_seconds(const Links *links, double n_bytes, const GroupPlace *place);
 
 /* What a rank sends: messages and bytes, of the algorithm that training has for it (comm/collective.c);
