@@ -48,12 +48,15 @@ static CommWork work_of(const Node *node) {
     return work;
 }
 
-static double work_seconds(const Links *links, const Node *node, const CommWork *work) {
+/* Until it is done; *of_core: what it takes of that from a core that computes beside it. */
+static double work_seconds(const Links *links, const Node *node, const CommWork *work, double *of_core) {
     GroupPlace place = links_place(links, work->group);
+    *of_core = 0.0;
     if (work->kind < 0 || work->is_between_stages) return 0.0;
     if (work->kind == TRAFFIC_MESSAGES || node->op == &OP_SHIFT)
-        return links_message_seconds(links, work->n_bytes, &place);
+        return *of_core = links_message_seconds(links, work->n_bytes, &place);
     CommKind kind = work->kind == TRAFFIC_SCALARS ? COMM_ALL_REDUCE : (CommKind)work->kind;
+    *of_core = links_work_seconds(links, kind, work->n_bytes, &place);
     return links_seconds(links, kind, work->n_bytes, &place);
 }
 
@@ -101,7 +104,7 @@ static int comm_lane(PartClock *clock, const Comm *comm) {
 static void communicate(PartClock *clock, const Node *node, const CommWork *work) {
     const StepSimulator *simulator = clock->simulator;
     const CommAttributes *attributes = node->attributes;
-    double seconds = work_seconds(simulator->links, node, work), now = clock->lane[0];
+    double of_core, now = clock->lane[0], seconds = work_seconds(simulator->links, node, work, &of_core);
     if (seconds <= 0.0) return;
     GroupPlace place = links_place(simulator->links, work->group);
     int lane = comm_lane(clock, attributes->comm);
@@ -110,10 +113,14 @@ static void communicate(PartClock *clock, const Node *node, const CommWork *work
     clock->comm_free[lane] = clock->link[link] = end;
     clock->time.sent += seconds;
     note(clock, node, begin, end, LANES_MOST + lane);
-    if (work->is_blocking || !simulator->speed->overlaps) {
+    if (work->is_blocking) {
         clock->time.waited += end - now;
         clock->lane[0] = end;
         return;
+    }
+    if (!simulator->speed->overlaps) { /* whoever carries it takes the core from who computes */
+        clock->time.waited += of_core;
+        clock->lane[0] = now + of_core;
     }
     clock->flight[clock->n_flights] = attributes->flights;
     clock->flight_end[clock->n_flights++] = end;
