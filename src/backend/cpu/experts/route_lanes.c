@@ -24,22 +24,6 @@ static inline vec row_vector(const float *x, int E, int i, float fill) {
 #endif
 }
 
-static inline float sum_of(vec v) {
-#if defined(__AVX512F__)
-    return _mm512_reduce_add_ps((__m512)v);
-#else
-    return vec_sum(v);
-#endif
-}
-
-static inline float largest_of(vec v) {
-#if defined(__AVX512F__)
-    return _mm512_reduce_max_ps((__m512)v);
-#else
-    return vec_max_lane(v);
-#endif
-}
-
 /* What is no number is passed over here, and makes the sum none. */
 static float softmax(const float *x, int E, float *p) {
     int n = n_vectors(E);
@@ -48,14 +32,14 @@ static float softmax(const float *x, int E, float *p) {
         vec values = row_vector(x, E, i, -INFINITY);
         top = vec_select(values > top, values, top);
     }
-    float most = largest_of(top);
+    float most = vec_max_lane(top);
     for (int i = 0; i < n; i++) {
         vec shifted = row_vector(x, E, i, -INFINITY) - vec_set(most), power = vec_exp(shifted);
         power = vec_select(shifted == shifted, power, shifted);
         vec_store(p + i * VEC_LANES, power);
         sum += power;
     }
-    float all = sum_of(sum);
+    float all = vec_sum(sum);
     for (int i = 0; i < n; i++)
         vec_store(p + i * VEC_LANES, vec_load(p + i * VEC_LANES) * vec_set(1.0f / all));
     return most + logf(all);
@@ -75,7 +59,7 @@ static float dot(const float *a, const float *b, int E) {
     vec sum = vec_set(0.0f);
     for (int i = 0; i < n_vectors(E); i++)
         sum = vec_fma(row_vector(a, E, i, 0.0f), row_vector(b, E, i, 0.0f), sum);
-    return sum_of(sum);
+    return vec_sum(sum);
 }
 
 /* ---- the largest */
