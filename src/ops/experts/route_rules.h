@@ -6,8 +6,8 @@
 #include "ops/experts/experts.h"
 
 /* The arithmetic over all experts of a token; a backend may bring its own. p, of a softmax that returns log Σ
- * e^x, and y have room for ROUTE_MAX_EXPERTS numbers; behind those of E anything may be written. `largest` are
- * the first n, the largest first, of equal ones the first; what is no number is below all others. */
+ * e^x, and y have room for ROUTE_MAX_EXPERTS numbers; behind those of E anything may be written. `largest`
+ * are the first n, the largest first, of equal ones the first; what is no number is below all others. */
 typedef struct {
     float (*softmax)(const float *x, int E, float *p);
     void (*sigmoids)(const float *x, int E, float *y);

@@ -167,7 +167,10 @@ void tile_begin(const TileQueries *queries, const TileState *tile, int64_t first
     const float factor = (float)(queries->scale * TILE_LOG2_E);
     for (int64_t row = 0; row < n_rows; row++) {
         const float *q = queries->q + (first_query + row) * queries->q_step;
-        for (int d = 0; d < size; d++) tile->q[row * size + d] = q[d] * factor;
+        int d = 0;
+        for (; d + VEC_LANES <= size; d += VEC_LANES)
+            vec_store(tile->q + row * size + d, vec_load(q + d) * vec_set(factor));
+        for (; d < size; d++) tile->q[row * size + d] = q[d] * factor;
         vec_store(tile->sum + row * VEC_LANES, vec_set(0.0f));
         tile->maximum[row] = -FLT_MAX; /* not -inf: then a score of -inf is still below it, and not a NaN */
     }

@@ -64,7 +64,8 @@ static float dot(const float *a, const float *b, int E) {
 
 /* ---- the largest */
 
-/* Floats as whole numbers in the same order: 0 and -0 are equal, and what is no number is below all others. */
+/* Floats as whole numbers in the same order: 0 and -0 are equal, and what is no number is below all
+ * others. */
 static inline veci order_of(vec x) {
     veci bits = (veci)(x + vec_set(0.0f)), is_number = x == x;
     bits ^= (bits >> 31) & INT32_MAX;

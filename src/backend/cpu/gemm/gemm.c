@@ -6,7 +6,8 @@
  * its own, small enough for the second-level cache, and lets the stationary strips pass by. So each operand
  * is packed once, the large one by those who use it, threads meet only once, and a big weight matrix flows
  * from memory in the background: while a block is being multiplied, the lines of the next are being fetched,
- * a few per tile.
+ * a few per tile. Where the other operand is but a few strips, and rows lie near each other, packing would
+ * cost what it saves: the kernel then reads the operand as it lies (leave_apart), in the same order.
  *
  * Sums over k are cut into blocks of at most K_BLOCK, always in the same places, and added up in order by
  * whoever has the task: the bits of C depend on neither the number of threads nor their luck. Sums between
@@ -39,9 +40,9 @@ static int omp_get_num_threads(void) {
 #define STATIONARY_MAX   8192      /* rows or columns packed at a time */
 #define STATIONARY_BYTES (2 << 20) /* blocks of k packed at a time may take this much, or one block if more */
 #define SHARE_THRESHOLD  400000    /* multiply-adds below which a second thread costs more than it brings */
-/* An operand is not packed for so few strips of the other: of A by rows, also for a k below VEC_LANES, of A by k,
- * and of B; if it is so near: floats from row to row, since rows may share sets of the first level, and of a
- * block of k, a quarter of the second. */
+/* An operand is not packed for so few strips of the other: of A by rows, also for a k below VEC_LANES, of A
+ * by k, and of B; if it is so near: floats from row to row, since rows may share sets of the first level, and
+ * of a block of k, a quarter of the second. */
 #define APART_BY_ROW  3
 #define APART_SHORT   16
 #define APART_BY_K    8
@@ -77,9 +78,9 @@ static size_t packed_bytes(int64_t width, int64_t depth) {
     return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
-/* What is packed is used once for each strip of the other operand. For a few of them packing does not pay, where
- * what lies apart stays in the caches; nor does filling up a short k. Rows of A that end in half a pair are seen
- * to (multiply_strips), other halves are packed. */
+/* What is packed is used once for each strip of the other operand. For a few of them packing does not pay,
+ * where what lies apart stays in the caches; nor does filling up a short k. Rows of A that end in half a pair
+ * are seen to (multiply_strips), other halves are packed. */
 static bool stays_near(int64_t n_rows, int64_t stride) {
     return stride <= APART_STRIDE && n_rows * stride <= APART_FLOATS;
 }
@@ -185,7 +186,8 @@ static GemmPart block_part(const GemmRun *run, int64_t first, int64_t last, int6
     return (GemmPart){first, last, k_start, k_end, k_start, k_end};
 }
 
-/* A strip: its rows (columns), those of them that exist, and its packed values, or where it begins in memory. */
+/* A strip: its rows (columns), those of them that exist, and its packed values, or where it begins in
+ * memory. */
 typedef struct {
     int64_t start, size, existing;
     const float *values;
@@ -269,8 +271,8 @@ static void multiply_tile(const GemmRun *run, const Strip *a, const Strip *b, in
                 rows, columns);
 }
 
-/* A last strip that reaches one row past the matrix has a row of zeros when it is packed. Apart, its last row is
- * multiplied by itself, as two that are the same. */
+/* A last strip that reaches one row past the matrix has a row of zeros when it is packed. Apart, its last row
+ * is multiplied by itself, as two that are the same. */
 static void multiply_strips(const GemmRun *run, const Strip *a, const Strip *b, int64_t k_block,
                             GemmFetch *fetch) {
     if (!a->is_apart || a->existing == a->size) {

@@ -111,8 +111,8 @@ void gemm_tile(bool a_by_k, int64_t rows, int64_t columns, const GemmTile *tile)
 
 /* ---- strips that lie apart */
 
-/* In one order with tile_body: k after k. Rows of A that lie apart are found from every fourth, by its distance
- * and that of two and three rows: one register each would be too many. */
+/* In one order with tile_body: k after k. Rows of A that lie apart are found from every fourth, by its
+ * distance and that of two and three rows: one register each would be too many. */
 static inline __attribute__((always_inline)) void apart_step(const int rows, const int vecs,
                                                              const bool a_by_k, const float *const *a,
                                                              int64_t a_row, const float *b,
