@@ -49,6 +49,7 @@ static int omp_get_num_threads(void) {
 #define APART_COLUMNS 16
 #define APART_STRIDE  512
 #define APART_FLOATS  (1 << 16)
+#define FETCH_LINES   8  /* of the next GEMM that are asked for in a step of VEC_LANES terms, at most */
 #define PIECE_K       32 /* rows of k, or */
 #define PIECE_STRIPS  2  /* strips, that a thread packs at a time */
 #define ALIGNMENT     64
@@ -317,6 +318,19 @@ static GemmFetch fetch_packed(const float *packed, int64_t n_floats, int64_t n_s
     return fetch;
 }
 
+/* The first rows of an operand of the GEMM that follows. */
+static GemmFetch fetch_next(const Gemm *gemm, bool rows, int64_t n_steps) {
+    const bool is_by_rows = rows ? !gemm->transpose_a : gemm->transpose_b; /* k is the column */
+    const int64_t k = gemm->transpose_a ? gemm->next_rows : gemm->k;
+    const int64_t height = is_by_rows ? (rows ? gemm_min(gemm->next_rows, TASK_ROWS) : gemm->n) : k;
+    const int64_t width = is_by_rows ? k : (rows ? gemm->m : gemm->n);
+    GemmFetch fetch = {.row = rows ? gemm->next_a : gemm->next_b, .stride = rows ? gemm->lda : gemm->ldb};
+    fetch.lines = gemm_ceil_div(width - 1, GEMM_LINE) + 1;
+    fetch.rows_left = gemm_min(height, FETCH_LINES * n_steps / fetch.lines);
+    fetch.lines_per_step = gemm_ceil_div(fetch.rows_left * fetch.lines, n_steps);
+    return fetch;
+}
+
 /* All of one task: its strips of the moving operand against stationary strips [begin, end), for blocks
  * [k_begin, k_end) of k. */
 static void run_task(const GemmRun *run, int64_t task, int64_t begin, int64_t end, int64_t k_begin,
@@ -335,16 +349,22 @@ static void run_task(const GemmRun *run, int64_t task, int64_t begin, int64_t en
         if (!(rows ? plan->a_apart : plan->b_apart))
             (rows ? gemm_pack_rows : gemm_pack_columns)(run->gemm, &part, moving);
         const int64_t n_steps = n_tiles * depth / VEC_LANES;
+        const bool is_last = run->gemm->next_a && task + 1 == plan->n_tasks && end == plan->n_stationary &&
+                             block + 1 == plan->n_k_blocks;
         GemmFetch fetch[2];
-        fetch[0] = block + 1 < k_end ? fetch_source(run, task, block + 1, n_steps)
-                                     : fetch_source(run, task + 1, k_begin, n_steps);
+        if (is_last) fetch[1] = fetch_next(run->gemm, !rows, n_steps);
+        if (is_last) fetch[0] = fetch_next(run->gemm, rows, n_steps);
+        else
+            fetch[0] = block + 1 < k_end ? fetch_source(run, task, block + 1, n_steps)
+                                         : fetch_source(run, task + 1, k_begin, n_steps);
         for (int64_t s = begin; s < end; s++) {
             const Strip still = get_strip(run, !rows, s, block, stationary_origin, stationary);
             const float *next = still.values + still.size * depth;
             if (s + 1 == end)
                 next = block + 1 < k_end ? stationary + plan->stationary_block_floats : run->stationary;
-            fetch[1] = still.is_apart ? (GemmFetch){0}
-                                      : fetch_packed(next, still.size * depth, n_steps / (end - begin));
+            if (!is_last)
+                fetch[1] = still.is_apart ? (GemmFetch){0}
+                                          : fetch_packed(next, still.size * depth, n_steps / (end - begin));
             for (int64_t t = first; t < last; t++) {
                 const Strip moved = get_strip(run, rows, t, block, origin, moving);
                 multiply_strips(run, rows ? &moved : &still, rows ? &still : &moved, block, fetch);
