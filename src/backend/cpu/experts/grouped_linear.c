@@ -93,8 +93,8 @@ static int64_t n_together(const SortedExpert *sorted, int64_t n_experts, int64_t
     return n;
 }
 
-/* The kernel of one expert, by so many threads, in scratch of theirs. `next` is the expert that comes behind it,
- * as far as is known; -1: none. */
+/* The kernel of one expert, by so many threads, in scratch of theirs. `next` is the expert that comes behind
+ * it, as far as is known; -1: none. */
 typedef void (*ExpertKernel)(const KernelCall *call, int64_t expert, int64_t next, void *scratch,
                              int n_threads);
 
