@@ -258,6 +258,12 @@ const OpSpec kernel_specs[] = {
     {"route large", build_route, {4, 130, 64, 8, 20, ROUTER_TOPK}, CASE_RESIDUAL, 0.01f},
     {"route saturated", build_route, {2, 31, 8, 2, 9, ROUTER_TOPK}, CASE_RESIDUAL | CASE_LARGE, 0.01f},
     {"route one expert", build_route, {2, 5, 1, 1, 0, ROUTER_TOPK}, CASE_RESIDUAL, 0.5f},
+    {"route more than a vector", build_route, {2, 9, 37, 5, 0, ROUTER_TOPK}, CASE_RESIDUAL, 0.1f},
+    {"route two of many", build_route, {2, 9, 100, 2, 0, ROUTER_TOPK}, CASE_RESIDUAL, 0.1f},
+    {"route seven of many", build_route, {1, 9, 128, 7, 0, ROUTER_TOPK}, CASE_RESIDUAL, 0.1f},
+    {"route more than is ranked", build_route, {1, 9, 300, 9, 0, ROUTER_TOPK}, CASE_RESIDUAL, 0.1f},
+    {"route all", build_route, {2, 9, 6, 6, 0, ROUTER_TOPK}, CASE_RESIDUAL, 0.1f},
+    {"route bias of many", build_route, {2, 9, 50, 4, 0, ROUTER_BALANCE_FREE}, CASE_RESIDUAL | CASE_ERF, 0},
     {"route empty", build_route, {0, 5, 4, 2, 0, ROUTER_TOPK}, CASE_RESIDUAL, 0.5f},
 
     {"route update", build_route_update, {3, 8}, CASE_FACTOR, 0.5f},
