@@ -332,6 +332,7 @@ static Status read_options(Verify *run, int n_words, char *const *words, Error *
     run->choice.is_f32 = precision.weight == DTYPE_F32;
     run->choice.scales_loss = precision.scales_loss;
     run->choice.compresses = compression.kind != COMPRESS_NONE;
+    run->choice.is_flushed = offload_has(&offload, OFFLOAD_WEIGHTS);
     run->choice.host_ranks = compression.is_across_hosts ? (int)call->host_ranks : 0;
     run->verifier.options = (VerifyOptions){.setting = {.backend = &run->backend,
                                                         .precision = precision,

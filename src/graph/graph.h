@@ -108,6 +108,7 @@ struct Tensor {
      * it as any other (executor.h). NULL: in one piece, where its place and offset say. */
     const TensorHome *homes;
     int n_homes;
+    bool is_paged; /* begins at a page of memory, with room for whole pages: a file is read into it */
 };
 
 enum { NODE_MAX_INPUTS = 8, NODE_MAX_OUTPUTS = 5, NO_BLOCK = -1 };

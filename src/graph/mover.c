@@ -70,18 +70,18 @@ static size_t whole_pages(size_t n_bytes) {
 
 static void when_done(void *context, const Error *error);
 
-/* With the lock. */
-static Status begin_transfer(Mover *mover, Move *move, Error *error) {
+/* With the lock. *is_done: it is over. */
+static Status begin_transfer(Mover *mover, Move *move, bool *is_done, Error *error) {
     bool is_write = move->to.kind == MEMORY_FILE;
     ScratchTransfer transfer = {
         .is_write = is_write,
         .offset = offset_of(mover, is_write ? move->to.address : move->from.address),
         .memory = is_write ? move->from.address : move->to.address,
-        .n_bytes = whole_pages(move->n_bytes),
+        .n_bytes = move->n_bytes,
         .done = when_done,
         .context = move,
     };
-    return scratch_start(mover->file, &transfer, error);
+    return scratch_start(mover->file, &transfer, is_done, error);
 }
 
 /* ---- on a timeline, with the lock: from one end of a move to the next while any is under way */
@@ -145,8 +145,9 @@ static void begin_move(Mover *mover, Move *move) {
     Error error = {0};
     move->has_begun = true;
     show_begin(mover, move->lane);
-    bool is_file = is_of_file(move);
-    if (mover->error.status != STATUS_OK || (is_file && begin_transfer(mover, move, &error) != STATUS_OK))
+    bool is_file = is_of_file(move), is_done = false;
+    if (mover->error.status != STATUS_OK ||
+        (is_file && begin_transfer(mover, move, &is_done, &error) != STATUS_OK) || is_done)
         end_move(mover, move, &error);
     if (is_file || move->is_done) return;
     Lane *lane = &mover->lane[move->lane];
