@@ -261,15 +261,32 @@ MoveEnd mover_end(const Mover *mover, const Tensor *tensor, void *address) {
     return (MoveEnd){address, plan_memory_kind(&mover->options.backend->traits, place)};
 }
 
-static bool overlap(MoveEnd a, size_t n_a, MoveEnd b, size_t n_b) {
-    const char *first = a.address, *second = b.address;
-    return first < second + n_b && second < first + n_a;
+/* Addresses. */
+typedef struct {
+    uintptr_t first, end;
+} Span;
+
+static Span read_by(const Move *move) {
+    uintptr_t first = (uintptr_t)move->from.address;
+    return (Span){first, first + move->n_bytes};
+}
+
+/* What comes from a file fills the pages of memory that it lies in. */
+static Span written_by(const Move *move) {
+    uintptr_t first = (uintptr_t)move->to.address, end = first + move->n_bytes;
+    if (move->from.kind != MEMORY_FILE) return (Span){first, end};
+    return (Span){first / SCRATCH_PAGE * SCRATCH_PAGE,
+                  (end + SCRATCH_PAGE - 1) / SCRATCH_PAGE * SCRATCH_PAGE};
+}
+
+static bool overlap(Span a, Span b) {
+    return a.first < b.end && b.first < a.end;
 }
 
 /* Both may read the same bytes. */
 static bool collide(const Move *a, const Move *b) {
-    return overlap(a->to, a->n_bytes, b->to, b->n_bytes) || overlap(a->to, a->n_bytes, b->from, b->n_bytes) ||
-           overlap(a->from, a->n_bytes, b->to, b->n_bytes);
+    Span to = written_by(a), other = written_by(b);
+    return overlap(to, other) || overlap(to, read_by(b)) || overlap(read_by(a), other);
 }
 
 static Status thread_error(Mover *mover, Error *error) {
