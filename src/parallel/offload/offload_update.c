@@ -154,7 +154,7 @@ static void add_turn(Pass *pass, Turns *turns, int number, int64_t first, int64_
                  .ready = -1,
                  .stays = stays};
     turn.streams = !stays && can_stream(pass);
-    if (!stays && (turn.streams || !pass->has_own_memory))
+    if (!stays && (turn.streams || !pass->has_own_memory || node->regimes == REGIME_LATE))
         turn.ready = offload_ready(pass->graph, pass->graph->n_nodes, number, first, n);
     pass->streams |= turn.streams;
     if (n > pass->slot_elements && (!stays || offload_touches_file(node))) pass->slot_elements = n;
@@ -304,6 +304,7 @@ static bool may_be_brought_last(const Pass *pass, int number, const Tensor *part
 static void begin_turn(Pass *pass, const Turns *turns, int number, bool is_time) {
     Turn *turn = &turns->turn[number];
     const Node *node = turn->node;
+    pass->graph->regimes = node->regimes;
     for (int k = 0; k < node->n_inputs; k++) {
         Tensor *input = node->input[k];
         if (!input || turn->input[k]) continue;
@@ -402,6 +403,7 @@ static void run_turn(Pass *pass, const Turns *turns, int number) {
     Graph *graph = pass->graph;
     Turn *turn = &turns->turn[number];
     const Node *node = turn->node;
+    int regimes = graph->regimes;
     begin_turn(pass, turns, number, true);
     bool is_at_host = side_of(pass, turn) == AT_HOST;
     for (int i = 0; i < turn->n_came; i++) op_move_wait(graph, turn->came[i], is_at_host);
@@ -415,6 +417,7 @@ static void run_turn(Pass *pass, const Turns *turns, int number) {
     turn->was_run = true;
     int ahead = number + pass->n_slots - 1;
     if (ahead < turns->n) begin_turn(pass, turns, ahead, false);
+    graph->regimes = regimes;
 }
 
 /* Numbers that all turns of a section read where the host takes some: learning rate, factor of the
@@ -435,7 +438,9 @@ static void bring_small(Pass *pass, const Turns *turns, const Node *node) {
 }
 
 static void begin_turns(Pass *pass, const Turns *turns) {
+    int regimes = pass->graph->regimes;
     for (int i = 0; i < pass->n_slots - 1 && i < turns->n; i++) begin_turn(pass, turns, i, false);
+    pass->graph->regimes = regimes;
 }
 
 /* In the place of an update. */
@@ -493,11 +498,60 @@ static bool is_copy_of_array(const Pass *pass, const Node *node) {
            offload_array_of(&pass->arrays, node->output[0]) >= 0;
 }
 
+/* A gradient is kept for a later update: numbers of the step become state. They are there until the section
+ * ends. */
+static bool is_copy_to_array(const Pass *pass, const Node *node) {
+    return node->op == &OP_COPY && offload_array_of(&pass->arrays, node->input[0]) < 0 &&
+           offload_array_of(&pass->arrays, tensor_root(node->output[0])) >= 0;
+}
+
+static const Node *keep_piece(Pass *pass, int number, int array, Tensor *from, Tensor *home) {
+    Graph *graph = pass->graph;
+    if (!place_is_beside(home->place)) {
+        op_copy_into(graph, from, home, WRITE_FRESH);
+        return NULL;
+    }
+    Tensor *to = place_is_file(home->place) ? copy_slot(pass, number, array, home) : home;
+    const Node *move = op_offload(graph, from, to);
+    if (to != home) op_offload(graph, to, home);
+    return move;
+}
+
+static void keep_pieces(Pass *pass, const Node *node) {
+    Graph *graph = pass->graph;
+    int number = offload_array_of(&pass->arrays, tensor_root(node->output[0])), n_moves = 0;
+    const OffloadArray *to = &pass->arrays.array[number];
+    const Node **move = ARENA_ARRAY(&graph->arena, const Node *, to->n_homes + 1);
+    int64_t first = tensor_root_element(node->output[0]), end = first + tensor_count(node->output[0]);
+    int64_t size = (int64_t)dtype_info(to->root->dtype)->n_bytes;
+    graph_check(graph, !offload_is_in_file(node->input[0]),
+                "--delayed-update keeps a second gradient beside that in a file; give gradients:host, or leave "
+                "out gradients");
+    for (int i = 0; i < to->n_homes; i++) {
+        int64_t at = (int64_t)to->homes[i].first_byte / size, n = tensor_count(to->homes[i].home);
+        if (at < first || at + n > end) continue;
+        Tensor *from = graph_view(graph, node->input[0], SHAPE(n), at - first, node->input[0]->name);
+        move[n_moves] = keep_piece(pass, i, number, from, to->homes[i].home);
+        n_moves += move[n_moves] != NULL;
+    }
+    for (int i = 0; i < n_moves; i++) op_move_wait(graph, move[i], false);
+}
+
 /* ---- the pass */
 
 /* Nodes from `first` on are of the last micro-batch: before it the gradient is not whole. */
 static void mark_last_only(const Graph *graph, int first) {
     for (int i = first; i < graph->n_nodes; i++) graph->node[i]->is_last_only = true;
+}
+
+/* Before the first node of the backward. */
+static void hide_turns(Pass *pass) {
+    const Turns *turns = &pass->turns[SECTION_UPDATE];
+    int regimes = pass->graph->regimes;
+    pass->graph->regimes = turns->turn[0].node->regimes;
+    bring_small(pass, turns, turns->turn[0].node);
+    begin_turns(pass, turns);
+    pass->graph->regimes = regimes;
 }
 
 /* All nodes anew, with turns in the place of updates, or as early as they may be. */
@@ -514,6 +568,7 @@ static void make_nodes(Pass *pass, OffloadFiles *files) {
         graph->section = node->section;
         graph->chunk = node->chunk;
         graph->block = node->block;
+        graph->regimes = node->regimes;
         if (is_offloaded(pass, node)) {
             run_turns(pass, node);
             continue;
@@ -522,10 +577,16 @@ static void make_nodes(Pass *pass, OffloadFiles *files) {
             copy_pieces(pass, node);
             continue;
         }
+        if (is_copy_to_array(pass, node)) {
+            keep_pieces(pass, node);
+            continue;
+        }
         if (offload_files_take(files, node)) continue;
         int n_before = graph->n_nodes;
-        if (pass->hides && node->section == SECTION_BACKWARD && !has_begun)
-            begin_turns(pass, &pass->turns[SECTION_UPDATE]), has_begun = true;
+        if (pass->hides && node->section == SECTION_BACKWARD && !has_begun) {
+            hide_turns(pass);
+            has_begun = true;
+        }
         mark_last_only(graph, n_before);
         graph_append(graph, node);
         n_before = graph->n_nodes;
