@@ -79,14 +79,16 @@ Phase section_phase(Section section);
  * in the first micro-batch of a step, so that nobody has to clear them. */
 typedef enum { WRITE_FRESH, WRITE_ADD, WRITE_ADD_AFTER_FIRST } WriteMode;
 
-/* Where a run's steps are not all alike (parallel/compress): of which steps a node is part. 0: of all. */
+/* Where a run's steps are not all alike (parallel/compress, delayed updates): of which steps a node is part.
+ * 0: of all. */
 enum {
     REGIME_EXACT = 1,      /* those that sum exactly */
     REGIME_COMPRESSED = 2, /* those that send in fewer bits */
     REGIME_ENTRY = 4,      /* of these the first behind others, or behind a resume */
     REGIME_LATER = 8,      /* and the rest of them */
     REGIME_FREEZE = 16,    /* the first behind exact ones, whatever was resumed in between */
-    N_REGIMES = 5
+    REGIME_LATE = 32,      /* those that find a gradient whose update is late (optim/late.h) */
+    N_REGIMES = 6
 };
 
 const char *regime_name(int regime); /* of one of them: "exact" */
@@ -108,6 +110,7 @@ struct Tensor {
      * it as any other (executor.h). NULL: in one piece, where its place and offset say. */
     const TensorHome *homes;
     int n_homes;
+    bool is_paged; /* begins at a page of memory, with room for whole pages: a file is read into it */
 };
 
 enum { NODE_MAX_INPUTS = 8, NODE_MAX_OUTPUTS = 5, NO_BLOCK = -1 };

@@ -22,6 +22,7 @@ typedef struct Storage {
     int first, last; /* node indices; first = -1 while nothing touched it */
     int id;
     int chunk;           /* the lowest that touches it */
+    bool is_paged;
     unsigned sections;   /* that touch it, a bit each */
     bool is_across;      /* several chunks touch it */
     const Node *refused; /* a node that must not touch it */
@@ -150,6 +151,7 @@ static void merge_in_place(const Graph *graph, Storage *storages) {
             Storage *input = storage_of(storages, node->input[source]);
             bool whole = !node->output[k]->base && !node->input[source]->base;
             if (output == input || !whole || output->n_bytes != input->n_bytes) continue;
+            if (output->is_paged != input->is_paged) continue;
             if (output->first != i || input->last != i || output->is_across || input->is_across) continue;
             output->taken_over_by = input;
             input->last = output->last;
@@ -162,6 +164,10 @@ static int by_size(const void *a, const void *b) {
     const Storage *x = *(Storage *const *)a, *y = *(Storage *const *)b;
     if (x->n_bytes != y->n_bytes) return x->n_bytes < y->n_bytes ? 1 : -1;
     return x->id < y->id ? -1 : 1;
+}
+
+static size_t begin_at(const Storage *storage, size_t offset) {
+    return storage->is_paged ? (offset + PLAN_PAGE - 1) / PLAN_PAGE * PLAN_PAGE : offset;
 }
 
 /* A storage that has its place: what the search for a hole goes by, side by side in memory. */
@@ -179,7 +185,7 @@ static size_t lowest_hole(const Storage *storage, const Placed *placed, int n_pl
         const Placed *other = &placed[i];
         if (other->first > last || first > other->last) continue;
         if (other->offset >= offset && other->offset - offset >= n_bytes) break;
-        if (offset < other->end) offset = other->end;
+        if (offset < other->end) offset = begin_at(storage, other->end);
     }
     while (i > 0 && placed[i - 1].offset > offset) i--;
     while (i < n_placed && placed[i].offset <= offset) i++;
@@ -357,8 +363,12 @@ static Status plan_with(Planner *planner, Arena *scratch, Error *error) {
     planner->first = ARENA_ARRAY(scratch, int, N_SECTIONS * plan->n_chunks);
     planner->last = ARENA_ARRAY(scratch, int, N_SECTIONS * plan->n_chunks);
     for (int i = 0; i < graph->n_tensors; i++) {
-        planner->storages[i] =
-            (Storage){.first = -1, .last = -1, .id = i, .n_bytes = aligned(tensor_bytes(graph->tensor[i]))};
+        const Tensor *tensor = graph->tensor[i];
+        Storage *storage = &planner->storages[i];
+        *storage = (Storage){.first = -1, .last = -1, .id = i, .n_bytes = aligned(tensor_bytes(tensor))};
+        storage->is_paged = tensor->is_paged && !tensor->base;
+        storage->n_bytes = begin_at(storage, storage->n_bytes);
+        plan->is_paged |= storage->is_paged;
     }
     find_parts(planner);
     TRY(find_owners(planner, error));

@@ -190,7 +190,9 @@ static Status refuse_ignored(const TrainRun *run, Error *error) {
         {"offload-share", "--offload", *run->values.offload.what != 0},
         {"offload-update", "--offload optimizer on a GPU",
          offload_has(&run->offload, OFFLOAD_OPTIMIZER) && device_takes_gpu(run->values.train.device)},
-        {"offload-bucket-mb", "--offload optimizer", offload_has(&run->offload, OFFLOAD_OPTIMIZER)},
+        {"offload-bucket-mb", "--offload optimizer, or weights or gradients in a file",
+         offload_has(&run->offload, OFFLOAD_OPTIMIZER) || run->offload.to[OFFLOAD_WEIGHTS] == OFFLOAD_FILE ||
+             run->offload.to[OFFLOAD_GRADIENTS] == OFFLOAD_FILE},
         {"offload-io", "--offload ...:file=DIR", *run->offload.folder != 0},
         {"ranks-per-host", "--print-mesh or --compress-across hosts",
          run->values.call.print_mesh || run->host_names},
@@ -287,6 +289,22 @@ static Status check_experts(TrainRun *run, Error *error) {
             error, "a model with --router expert-choice writes no text, since an expert chooses from a "
                    "whole sequence; leave out --sample-tokens, or take another --router");
     values->train.sample_tokens = 0;
+    return STATUS_OK;
+}
+
+/* What updates that are a step late cannot be had with. */
+static Status check_delayed(const TrainRun *run, Error *error) {
+    const TrainCommand *values = &run->values;
+    if (!values->optimizer.n_prompt) return STATUS_OK;
+    if (values->async.sync != SYNC_EXACT)
+        return error_user(error, "--sync %s has updates of its own that are late; leave out it or --delayed-update",
+                          sync_names[values->async.sync]);
+    if (strcmp(values->parallel.compress, "none") != 0)
+        return error_user(error, "--compress %s and --delayed-update both change the update; leave one out",
+                          values->parallel.compress);
+    if (train_has_pipeline(run) && schedule_info(run->layout.kind)->is_asynchronous)
+        return error_user(error, "--delayed-update: a pipeline that is not flushed is late already; choose another "
+                                 "--schedule, or leave it out");
     return STATUS_OK;
 }
 
@@ -419,6 +437,7 @@ Status train_options_complete(TrainRun *run, Error *error) {
     TRY(check_offload(run, error));
     TRY(train_pipeline_complete(run, error));
     TRY(train_compress_complete(run, error));
+    TRY(check_delayed(run, error));
     TRY(check_prompt(run, error));
     TRY(refuse_ignored(run, error));
     TRY(refuse_unsaved(run, error));

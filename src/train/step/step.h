@@ -50,6 +50,7 @@ typedef struct {
     ContextStyle context; /* how ranks share a sequence, where they do (cp) */
     int64_t loss_chunk;   /* tokens whose logits are in memory at a time, 0 for as many as seem good */
     uint64_t seed;
+    int64_t n_steps; /* of the run: its last step leaves no update to come; 0: nobody knows */
     GradientSyncOptions sync;   /* {0}: one process */
     Precision precision;        /* {0}: f32 */
     Offload offload;            /* {0}: everything is in the memory that kernels work on */
@@ -80,6 +81,12 @@ typedef struct {
     int64_t index;        /* of the step that has begun */
     double variance_norm; /* corrected for its bias, when it was last looked at; 0: never */
 } CompressedPhase;
+
+/* Of a run whose updates are a step late: is the last step's to come, and its learning rate. */
+typedef struct {
+    bool is_pending;
+    double rate;
+} LateUpdate;
 
 enum { STEP_MOST_BEGUN = 2 };
 
@@ -114,6 +121,7 @@ typedef struct {
     CompressedLamb lamb;       /* likewise, by 1-bit LAMB; */
     Tensor *variance_norm;     /* where it says when to compress, */
     CompressedPhase phase;     /* where it stands, */
+    LateUpdate late;
     int regimes;               /* and which nodes the step that has begun runs */
     LossScale scale;           /* of value 1 where it is not needed */
     int64_t n_unclipped; /* steps in a row whose gradient was short enough, and updates that were undone: */

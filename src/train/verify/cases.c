@@ -306,7 +306,8 @@ static bool is_legal(const VerifyChoice *choice, const VerifyCase *layout) {
     if (!layout->n_micro_batches || size[AXIS_PP] * layout->n_chunks > layout->n_layers) return false;
     if (size[AXIS_PP] > 1 && schedule_check_shape(layout->schedule, &shape, &none) != STATUS_OK) return false;
     bool is_unflushed = size[AXIS_PP] > 1 && schedule_info(layout->schedule)->is_asynchronous;
-    if (is_unflushed && choice->scales_loss) return false;
+    if (is_unflushed && (choice->scales_loss || choice->is_flushed)) return false;
+    if (layout->checks_later && choice->waits) return false;
     if (is_unflushed && config->n_experts && config->router == ROUTER_BALANCE_FREE) return false;
     /* In 16 bits every sum of that style is rounded, and a router that is undecided turns. */
     if (config->n_experts && layout->style == TENSOR_ROW && !choice->is_f32) return false;
