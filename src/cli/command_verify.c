@@ -316,6 +316,10 @@ static Status read_options(Verify *run, int n_words, char *const *words, Error *
                           "that, and --ranks-per-host 2 say");
     if (call->host_ranks && !compression.is_across_hosts)
         return error_user(error, "--ranks-per-host is of --compress-across hosts; give both or neither");
+    if (compression_is_local(&compression) && compression.is_across_hosts)
+        return error_user(error,
+                          "--compress %s is between all ranks; leave out --compress-across, or choose 0/1-adam",
+                          call->compress);
     OptimizerKind wanted = compression_is_lamb(&compression) ? OPTIMIZER_LAMB : OPTIMIZER_ADAMW;
     if (compression.kind != COMPRESS_NONE && call->optimizer != (int)wanted)
         return error_user(error, "--compress %s is simulated with --optimizer %s; give that one",
@@ -326,6 +330,8 @@ static Status read_options(Verify *run, int n_words, char *const *words, Error *
             "--compress %s is compared in f32, where rounding seldom decides what is sent; leave "
             "out --dtype %s",
             call->compress, precision_names[call->precision]);
+    VerifySetting setting = {.optimizer = wanted}; /* intervals as long as they may be, from the first one */
+    compression.highest_rate = (double)compression.n_local * verify_rate(&setting);
     run->choice.batch = call->batch;
     run->choice.has_algorithms = !backend_has_own_memory(&run->backend);
     run->choice.breaks = call->left_out > 0;

@@ -21,6 +21,7 @@ const char *regime_name(int regime) {
     case REGIME_COMPRESSED: return "compressed";
     case REGIME_ENTRY: return "entry";
     case REGIME_LATER: return "later";
+    case REGIME_LOCAL: return "local";
     default: return "freeze";
     }
 }

@@ -86,7 +86,8 @@ enum {
     REGIME_ENTRY = 4,      /* of these the first behind others, or behind a resume */
     REGIME_LATER = 8,      /* and the rest of them */
     REGIME_FREEZE = 16,    /* the first behind exact ones, whatever was resumed in between */
-    N_REGIMES = 5
+    REGIME_LOCAL = 32,     /* those in which a rank sends nothing of its gradient */
+    N_REGIMES = 6
 };
 
 const char *regime_name(int regime); /* of one of them: "exact" */

@@ -166,6 +166,38 @@ static Status find_warmup(TrainRun *run, Error *error) {
                       (long long)n_steps, is_lamb ? "lamb-beta2" : "beta2");
 }
 
+/* Ranks that have weights of their own for some steps. */
+static Status check_local(TrainRun *run, Error *error) {
+    const TrainCommand *values = &run->values;
+    const OptimizerOptions *optimizer = &values->optimizer;
+    const char *text = values->parallel.compress;
+    run->compression.highest_rate = optimizer->rate;
+    if (!compression_is_local(&run->compression)) return STATUS_OK;
+    if (run->compression.is_across_hosts)
+        return error_user(error,
+                          "--compress %s has every rank go by its own gradient for some steps, and with "
+                          "--compress-across hosts ranks of a host share theirs in each; choose 0/1-adam, or "
+                          "leave --compress-across out",
+                          text);
+    if (run->shape.size[AXIS_CP] > 1)
+        return error_user(error,
+                          "--compress %s gives ranks weights of their own for some steps, and those of --cp %d "
+                          "work on one sequence together; choose 0/1-adam, or --tp or --pp in the place of "
+                          "--cp",
+                          text, run->shape.size[AXIS_CP]);
+    if (precision_of((PrecisionKind)values->train.precision).scales_loss)
+        return error_user(error,
+                          "--compress %s with --dtype %s: a step that overflows is left out, and ranks that are "
+                          "apart would stay so; choose --dtype bf16, or 0/1-adam",
+                          text, precision_names[values->train.precision]);
+    if (optimizer->schedule == LEARNING_RATE_CONSTANT)
+        return error_user(error,
+                          "--compress %s: intervals grow as the learning rate falls, and with --lr-schedule "
+                          "constant it never does; choose another schedule, or 0/1-adam",
+                          text);
+    return STATUS_OK;
+}
+
 Status train_compress_complete(TrainRun *run, Error *error) {
     ParallelOptions *parallel = &run->values.parallel;
     TRY(compression_parse(parallel->compress, &run->compression, error));
@@ -175,6 +207,7 @@ Status train_compress_complete(TrainRun *run, Error *error) {
     TRY(check_others(run, error));
     TRY(check_hosts(run, error));
     if (run->compression.kind == COMPRESS_NONE) return STATUS_OK;
+    TRY(check_local(run, error));
     if (strcmp(parallel->compress_warmup, "auto") == 0) return find_warmup(run, error);
     TRY(parse_warmup(parallel->compress_warmup, &run->compression.n_warmup, error));
     if (run->compression.n_warmup < 0)

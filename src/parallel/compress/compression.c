@@ -1,4 +1,6 @@
-/* 0/1 Adam looks at the variance again at intervals that double: in an exact step. */
+/* 0/1 Adam looks at the variance again at intervals that double: in an exact step. Messages come at intervals
+ * that double, too, as the learning rate falls: those of an interval are at its multiples behind the warm-up,
+ * so that whether a step has one depends on the step and its rate alone. */
 #include "parallel/compress/compression.h"
 
 #include <errno.h>
@@ -35,6 +37,16 @@ static bool take_number(const char *text, const char *name, double *number) {
 Status compression_parse(const char *text, Compression *compression, Error *error) {
     *compression = (Compression){0};
     double number;
+    if (take_number(text, names[COMPRESS_ZEROONE_ADAM], &number)) {
+        if (!(number == 2.0 || number == 4.0 || number == 8.0 || number == COMPRESS_MOST_LOCAL))
+            return error_user(error,
+                              "--compress %s: the most steps from one message to the next are 2, 4, 8 or 16; "
+                              "0/1-adam alone sends one in each step",
+                              text);
+        compression->kind = COMPRESS_ZEROONE_ADAM;
+        compression->n_local = (int)number;
+        return STATUS_OK;
+    }
     for (int kind = 0; kind < N_COMPRESS_KINDS; kind++) {
         if (strcmp(text, names[kind]) != 0 || examples[kind]) continue;
         compression->kind = kind;
@@ -62,8 +74,9 @@ Status compression_parse(const char *text, Compression *compression, Error *erro
     }
     return error_user(
         error,
-        "--compress %s is none of the ways there are: none, 1bit-adam, 0/1-adam, 1bit-lamb, topk:X (the "
-        "largest share X, as topk:0.01), int8, f16, powersgd:R (matrices in rank R, as powersgd:4)",
+        "--compress %s is none of the ways there are: none, 1bit-adam, 0/1-adam, 0/1-adam:N (every N steps at "
+        "most), 1bit-lamb, topk:X (the largest share X, as topk:0.01), int8, f16, powersgd:R (matrices in rank "
+        "R, as powersgd:4)",
         text);
 }
 
@@ -72,6 +85,8 @@ const char *compression_name(const Compression *compression, char *text, size_t 
     if (compression->kind == COMPRESS_TOPK) snprintf(text, n_bytes, "%s:%g", name, compression->share);
     else if (compression->kind == COMPRESS_POWERSGD)
         snprintf(text, n_bytes, "%s:%d", name, compression->rank);
+    else if (compression_is_local(compression))
+        snprintf(text, n_bytes, "%s:%d", name, compression->n_local);
     else snprintf(text, n_bytes, "%s", name);
     return text;
 }
@@ -104,4 +119,18 @@ bool compression_is_exact(const Compression *compression, int64_t index) {
     int64_t at = compression->n_warmup - 1;
     for (int64_t interval = FIRST_INTERVAL; at < index; interval *= 2) at += interval;
     return at == index;
+}
+
+int compression_interval(const Compression *compression, double rate) {
+    const double rounding = 1.0 + 1e-9;
+    int interval = 1;
+    while (2 * interval <= compression->n_local &&
+           2.0 * interval * rate <= compression->highest_rate * rounding)
+        interval *= 2;
+    return interval;
+}
+
+bool compression_joins(const Compression *compression, int64_t index, double rate) {
+    int interval = compression_interval(compression, rate);
+    return (index + 1 - compression->n_warmup) % interval == 0 || compression_is_exact(compression, index + 1);
 }

@@ -38,6 +38,10 @@ typedef struct {
     int64_t n_interval;   /* steps between two looks at the variance, */
     int64_t n_before;     /* of which the first is no earlier than behind so many steps */
     bool is_across_hosts; /* exact within a host */
+    /* Of COMPRESS_ZEROONE_ADAM: the most steps from one message to the next (0 or 1: each step has one), and
+     * the highest learning rate, by which a step's tells how many they are. */
+    int n_local;
+    double highest_rate;
 } Compression;
 
 /* What --compress says; {0} for "none". The warm-up is left to the caller. */
@@ -49,6 +53,8 @@ const char *compression_name(const Compression *compression, char *text, size_t 
 const char *compression_example(CompressKind kind);
 
 #define COMPRESS_UNDECIDED INT64_MAX
+
+enum { COMPRESS_MOST_LOCAL = 16 };
 
 /* How much of itself a variance is left with, or has been, between two looks at it that find it steady. */
 #define COMPRESS_STEADY 0.96
@@ -62,6 +68,11 @@ static inline bool compression_is_decided(const Compression *compression) {
 static inline bool compression_looks(const Compression *compression, int64_t index) {
     return compression->is_auto && compression->n_warmup == COMPRESS_UNDECIDED &&
            (index + 1) % compression->n_interval == 0 && index >= compression->n_before;
+}
+
+/* May there be steps in which ranks send nothing? */
+static inline bool compression_is_local(const Compression *compression) {
+    return compression->n_local > 1;
 }
 
 /* LAMB, which is Adam with a step by the tensor? */
@@ -88,5 +99,13 @@ int64_t compression_default_warmup(const Compression *compression, int64_t n_ste
 
 /* Is step `index` (from 0) exact? */
 bool compression_is_exact(const Compression *compression, int64_t index);
+
+/* The steps from one message to the next at this learning rate: 1, and twice as many each time that the rate
+ * has halved, up to n_local; so that between two messages ranks never go farther apart than in a step at the
+ * highest rate. */
+int compression_interval(const Compression *compression, double rate);
+
+/* Do the ranks agree behind step `index`, whatever else may want them to? Before an exact step they do. */
+bool compression_joins(const Compression *compression, int64_t index, double rate);
 
 #endif

@@ -2,6 +2,7 @@
  * is simulated by itself, over a list of where its elements lie in the whole model. What several parts have
  * comes out alike in all of them. */
 #include "train/verify/compressed_lamb.h"
+#include "train/verify/compressed_local.h"
 
 #include "base/half.h"
 #include "base/system/memory.h"
@@ -119,7 +120,9 @@ static void simulate_slice(CompressedModel *model, CompressedPart *part, int64_t
         const double *gradient = model->gradient + r * model->n;
         for (int64_t i = 0; i < n; i++) {
             double g = whole(part, gradient, first + i) * factor;
-            if (is_adam)
+            if (model->own_steps)
+                error[i] += whole(part, model->own_steps + r * model->n, first + i) / model->distance;
+            else if (is_adam)
                 error[i] +=
                     beta1 * whole(part, model->momentum, first + i) + (1.0 - beta1) * model->n_senders * g;
             else error[i] += g;
@@ -151,6 +154,13 @@ static void simulate_part(CompressedModel *model, CompressedPart *part, double f
 
 /* ---- one step */
 
+static Status upload_weights(CompressedModel *model, int rank, Error *error) {
+    const double *weights =
+        model->is_apart ? model->own_weights + model->sender[rank] * model->n : model->weights;
+    for (int64_t i = 0; i < model->n; i++) model->room[i] = (float)weights[i];
+    return train_step_upload(&model->training.step, 0, model->n, model->room, error);
+}
+
 static Status take_gradients(CompressedModel *model, int64_t step, double *loss, Error *error) {
     TrainStep *training = &model->training.step;
     int64_t batch = model->options->setting.batch, n_ranks = model->n_ranks;
@@ -159,6 +169,7 @@ static Status take_gradients(CompressedModel *model, int64_t step, double *loss,
     memset(model->gradient, 0, (size_t)(model->n_senders * model->n) * sizeof *model->gradient);
     for (int64_t r = 0; r < n_ranks; r++) {
         double *gradient = model->gradient + model->sender[r] * model->n;
+        TRY(upload_weights(model, (int)r, error));
         int64_t first = batch / n_ranks * r + batch % n_ranks * r / n_ranks; /* as sync_share has it */
         int64_t end = batch / n_ranks * (r + 1) + batch % n_ranks * (r + 1) / n_ranks;
         StepRows rows = {first, end - first};
@@ -231,10 +242,12 @@ static void simulate_step(CompressedModel *model, int64_t index, double *norm) {
     } else {
         *norm = norm_of(model->gradient, n * model->n_senders);
         double factor = is_adam ? factor_of(*norm) : 1.0;
-        for (int p = 0; p < model->n_parts; p++) simulate_part(model, &model->part[p], factor);
+        if (model->own_steps) compressed_local_step(model, index, factor, bound_of(model));
+        for (int p = 0; p < model->n_parts && !model->is_apart; p++)
+            simulate_part(model, &model->part[p], factor);
     }
     if (is_exact(model, index)) *norm = norm_of(model->sum, n);
-    else {
+    else if (!model->is_apart) {
         if (model->before) memcpy(model->before, model->momentum, (size_t)n * sizeof *model->before);
         memcpy(model->momentum, model->sum, (size_t)n * sizeof *model->sum);
     }
@@ -246,6 +259,8 @@ void compressed_model_update(CompressedModel *model, int64_t index) {
         if (model->fresh) compressed_lamb_step_exactly(model, index + 1, factor);
         else step_exactly(model, index, factor);
     } else if (model->fresh) compressed_lamb_step(model, index + 1);
+    else if (model->is_apart) compressed_local_move(model);
+    else if (model->own_steps) compressed_local_join(model);
     else step_weights(model, index + 1, model->n_variance_updates);
 }
 
@@ -331,6 +346,7 @@ Status compressed_model_open(CompressedModel *model, const VerifyOptions *option
     TRY(executor_download_f32(&step->executor, train_step_weights(step), 0, n, model->room, error));
     for (int64_t i = 0; i < n; i++) model->weights[i] = (double)model->room[i];
     if (compression_is_lamb(model->compression)) compressed_lamb_open(model);
+    if (compression_is_local(model->compression)) compressed_local_open(model);
     return build_parts(model, error);
 }
 
@@ -341,8 +357,6 @@ void compressed_model_close(CompressedModel *model) {
 
 Status compressed_model_step(CompressedModel *model, int64_t index, double *loss, double *norm,
                              Error *error) {
-    for (int64_t i = 0; i < model->n; i++) model->room[i] = (float)model->weights[i];
-    TRY(train_step_upload(&model->training.step, 0, model->n, model->room, error));
     for (int p = 0; p < model->n_parts; p++) {
         memset(model->part[p].is_near, 0, (size_t)model->part[p].n * sizeof(bool));
         memset(model->part[p].is_basis_near, 0, (size_t)model->part[p].n * sizeof(bool));

@@ -48,6 +48,12 @@ typedef struct {
     /* 1-bit LAMB (compressed_lamb.h): the variance that goes on, the momentum before the step; and of each
      * tensor the mean of its trust ratios, and the factor. NULL: it is not. */
     double *fresh, *before, *average, *factor;
+    /* Local steps (compressed_local.h): what each rank has by itself, (n_senders, n), where they are apart;
+     * its steps since they were not; how far they went, and what weight decay has left. NULL: there are
+     * none. */
+    double *own_weights, *own_momentum, *own_steps;
+    double distance, keep;
+    bool is_apart;
     Arena arena;
 } CompressedModel;
 
