@@ -324,14 +324,17 @@ static Status read_options(Verify *run, int n_words, char *const *words, Error *
     if (compression.kind != COMPRESS_NONE && call->optimizer != (int)wanted)
         return error_user(error, "--compress %s is simulated with --optimizer %s; give that one",
                           call->compress, optimizer_name(wanted));
-    if (compression.kind != COMPRESS_NONE && precision.weight != DTYPE_F32)
+    if (compression.kind != COMPRESS_NONE && (precision.gradient != DTYPE_F32 || precision.scales_loss))
         return error_user(
             error,
-            "--compress %s is compared in f32, where rounding seldom decides what is sent; leave "
-            "out --dtype %s",
+            "--compress %s is compared in f32, tf32 and bf16, where one process computes the same gradients as "
+            "each rank; choose one of them in the place of --dtype %s",
             call->compress, precision_names[call->precision]);
     VerifySetting setting = {.optimizer = wanted}; /* intervals as long as they may be, from the first one */
     compression.highest_rate = (double)compression.n_local * verify_rate(&setting);
+    /* One process computes each rank's gradient as it does, in 16 bits but for an activation now and then. */
+    if (compression.kind != COMPRESS_NONE && precision.weight != DTYPE_F32 && call->tolerance <= 0.0)
+        tolerance = (Tolerance){1e-3, 1e-2};
     run->choice.batch = call->batch;
     run->choice.has_algorithms = !backend_has_own_memory(&run->backend);
     run->choice.breaks = call->left_out > 0;

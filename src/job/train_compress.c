@@ -208,6 +208,10 @@ Status train_compress_complete(TrainRun *run, Error *error) {
     TRY(check_hosts(run, error));
     if (run->compression.kind == COMPRESS_NONE) return STATUS_OK;
     TRY(check_local(run, error));
+    if (run->compression.kind == COMPRESS_TOPK && run->values.optimizer.kind == OPTIMIZER_ADAMW)
+        log_note(&run->log,
+                 "--compress %s sends gradients, by which Adam learns slowly; topk-adam:%g sends its momentum",
+                 parallel->compress, run->compression.share);
     if (strcmp(parallel->compress_warmup, "auto") == 0) return find_warmup(run, error);
     TRY(parse_warmup(parallel->compress_warmup, &run->compression.n_warmup, error));
     if (run->compression.n_warmup < 0)
@@ -218,4 +222,32 @@ Status train_compress_complete(TrainRun *run, Error *error) {
                           "some steps, a fifth of them say, or auto",
                           parallel->compress);
     return STATUS_OK;
+}
+
+static bool is_multiple(int64_t every, int64_t n_done) {
+    return every > 0 && n_done % every == 0;
+}
+
+/* Is there something behind it that needs weights that are the same everywhere? */
+static bool is_followed(const TrainOptions *train, int64_t n_done) {
+    return n_done == train->n_steps || is_multiple(train->eval_every, n_done) ||
+           is_multiple(train->save_every, n_done) || is_multiple(train->sample_every, n_done);
+}
+
+CompressedSteps train_compress_steps(const TrainRun *run) {
+    enum { MOST_COUNTED = 10000000 };
+    const TrainOptions *train = &run->values.train;
+    Compression compression = run->compression;
+    LearningRateSchedule schedule = optimizer_learning_rate(&run->values.optimizer, train->n_steps);
+    CompressedSteps steps = {0};
+    if (train->n_steps > MOST_COUNTED) return steps;
+    if (compression.n_warmup == COMPRESS_UNDECIDED) compression.n_warmup = 0;
+    for (int64_t i = 0; i < train->n_steps; i++) {
+        bool joins = is_followed(train, i + 1) ||
+                     compression_joins(&compression, i, learning_rate_at(&schedule, i));
+        if (compression_is_exact(&compression, i)) steps.n_exact++;
+        else if (joins) steps.n_compressed++;
+        else steps.n_local++;
+    }
+    return steps;
 }

@@ -12,6 +12,7 @@
 #include "large_specs.h"
 #include "ops/attention/sparse_attention.h"
 #include "ops/compress/compress.h"
+#include "ops/compress/local_step.h"
 #include "ops/compress/lowrank.h"
 #include "ops/experts/experts.h"
 #include "ops/update/lamb_coefficient.h"
@@ -71,7 +72,7 @@ static bool is_update(const Node *node) {
 }
 
 static bool is_compression(const Node *node) {
-    return node->op == &OP_COMPRESS || node->op == &OP_COMBINE || node->op == &OP_EXPAND ||
+    return node->op == &OP_LOCAL_STEP || node->op == &OP_LOCAL_JOIN || node->op == &OP_COMPRESS || node->op == &OP_COMBINE || node->op == &OP_EXPAND ||
            node->op == &OP_LOWRANK_PROJECT || node->op == &OP_LOWRANK_ORTHONORMAL ||
            node->op == &OP_LOWRANK_RETURN || node->op == &OP_LOWRANK_EXPAND || node->op == &OP_RESCALE ||
            node->op == &OP_LAMB_AVERAGE || node->op == &OP_LAMB_FRESHEN || node->op == &OP_LAMB_ADAPT;

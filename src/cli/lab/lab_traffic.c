@@ -212,17 +212,25 @@ static Status count_way(const TrafficStudy *study, Runs *runs, TrafficWay *way, 
                       .prints_mesh = true};
     ChildResult result = {0};
     const char *const *command;
-    json_t *line = NULL, *all = NULL;
+    json_t *line = NULL, *all = NULL, *local;
     if (run_words(study, way, &run, &result, &command, error) == STATUS_OK &&
         child_json(&result, command, &line, error) == STATUS_OK &&
         json_field_object(line, "--print-mesh", "all", &all, error) == STATUS_OK) {
         way->n_bytes = json_number_value(json_object_get(all, "busiest_bytes"));
         way->n_messages = json_number_value(json_object_get(all, "busiest_messages"));
         way->n_all_bytes = json_number_value(json_object_get(all, "bytes"));
+        local = json_object_get(line, "local_all"); /* or there is none */
+        way->n_local_bytes = json_number_value(json_object_get(local, "busiest_bytes"));
+        way->n_local_messages = json_number_value(json_object_get(local, "busiest_messages"));
     }
     json_decref(line);
     child_free(&result);
     return error->status;
+}
+
+/* The steps that a way is known by. */
+static TrafficStep step_of(const TrafficWay *way) {
+    return way->compression.kind == COMPRESS_NONE ? TRAFFIC_EXACT : TRAFFIC_OWN;
 }
 
 /* What is learned, between ranks of this machine. */
@@ -243,7 +251,7 @@ static Status train_way(const TrafficStudy *study, Runs *runs, TrafficWay *way, 
     if (run_words(study, way, &run, &result, &command, error) == STATUS_OK)
         curve_run_read(&way->curve, out, error);
     child_free(&result);
-    way->here_ms = traffic_way_median_ms(way, way->compression.kind == COMPRESS_NONE);
+    way->here_ms = traffic_way_median_ms(way, step_of(way));
     return error->status;
 }
 
@@ -269,7 +277,7 @@ static Status run_on_hosts(const TrafficStudy *study, Runs *runs, const TrafficW
     if (run_words(study, way, &run, &result, &command, error) == STATUS_OK &&
         curve_run_read(&timed.curve, out, error) == STATUS_OK) {
         timed.compression.n_warmup = N_BEFORE; /* the first compressed one does not count */
-        *median_ms = traffic_way_median_ms(&timed, way->compression.kind == COMPRESS_NONE);
+        *median_ms = traffic_way_median_ms(&timed, step_of(way));
         curve_run_free(&timed.curve);
     }
     child_free(&result);
@@ -303,13 +311,28 @@ static Status time_on_hosts(TrafficStudy *study, Runs *runs, Error *error) {
     return STATUS_OK;
 }
 
+static double link_ms(const TrafficStudy *study, double n_bytes, double n_messages, int r) {
+    return traffic_way_link_ms(n_bytes, n_messages, 1e6 * (double)study->rates.values[r],
+                               1e-6 * study->call->latency_us);
+}
+
+/* Steps of a rank by itself are too few to be timed at first, when rates are high. */
+static void time_local(TrafficStudy *study) {
+    for (int i = 0; i < study->n_ways * study->rates.n; i++) {
+        TrafficWay *way = &study->way[i / study->rates.n];
+        int r = i % study->rates.n;
+        double here = traffic_way_median_ms(way, TRAFFIC_LOCAL);
+        if (!isnan(here))
+            way->local_ms[r] = here + link_ms(study, way->n_local_bytes, way->n_local_messages, r);
+    }
+}
+
 static void time_by_model(TrafficStudy *study) {
     for (int i = 0; i < study->n_ways * study->rates.n; i++) {
         TrafficWay *way = &study->way[i / study->rates.n];
         int r = i % study->rates.n;
         way->n_wire_bytes = NAN;
-        way->step_ms[r] = way->here_ms + traffic_way_link_ms(way, 1e6 * (double)study->rates.values[r],
-                                                             1e-6 * study->call->latency_us);
+        way->step_ms[r] = way->here_ms + link_ms(study, way->n_bytes, way->n_messages, r);
     }
 }
 
@@ -327,6 +350,7 @@ static Status time_ways(TrafficStudy *study, Runs *runs, Error *error) {
         log_note(&study->output.log, "links are modelled, not measured: %s", study->why_not);
     }
     if (!study->is_measured) time_by_model(study);
+    time_local(study);
     for (int i = 0; i < study->n_ways; i++)
         memcpy(study->way[i].exact_step_ms, study->way[0].step_ms, sizeof study->way[0].step_ms);
     return STATUS_OK;

@@ -50,7 +50,7 @@ void compressed_send_back(const CompressedSync *compressed, Graph *graph, int in
 /* The words of all slices have come, of the other ranks of the host too. */
 void compressed_arrive_all(const CompressedSync *compressed, Graph *graph, const UnitTravel *travel);
 
-/* Adam's own momentum is never more than so many roots of its variance. */
-float compressed_momentum_bound(const CompressedMomentum *momentum);
+/* What is said of a momentum is never more than so many roots of its variance. */
+float compressed_momentum_bound(const CompressedSync *compressed, const CompressedMomentum *momentum);
 
 #endif

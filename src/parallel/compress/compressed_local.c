@@ -96,7 +96,7 @@ void compressed_sync_local(CompressedSync *compressed, Graph *graph, const Compr
     Tensor *mean = compressed_part_of(graph, compressed->local.numbers, LOCAL_PER_DISTANCE, 1);
     LocalAttributes attributes = {.beta1 = momentum->beta1,
                                   .gain = (1.0f - momentum->beta1) * (float)n_ranks,
-                                  .bound = compressed_momentum_bound(momentum)};
+                                  .bound = compressed_momentum_bound(compressed, momentum)};
     for (int i = 0; i < n_units; i++) {
         unit[i] = tensors_of(compressed, graph, i, momentum);
         enter(compressed, graph, i, momentum, &unit[i]);

@@ -44,10 +44,11 @@ static AdamState state_of(const CompressedSync *compressed, Graph *graph, int in
 }
 
 /* Adam's own momentum is never more than so many roots of its variance (Cauchy and Schwarz on the two sums):
- * β1 and β2 say how many. Where they set no bound it is still finite: of a variance of 0 it must be 0. */
-float compressed_momentum_bound(const CompressedMomentum *momentum) {
+ * β1 and β2 say how many. Where they set no bound it is still finite: of a variance of 0 it must be 0. Of the
+ * largest numbers each waits for its turn, and has gathered what came meanwhile. */
+float compressed_momentum_bound(const CompressedSync *compressed, const CompressedMomentum *momentum) {
     double beta1 = (double)momentum->beta1, beta2 = (double)momentum->beta2, ratio = beta1 * beta1 / beta2;
-    if (ratio >= 1.0 || beta2 >= 1.0) return FLT_MAX;
+    if (ratio >= 1.0 || beta2 >= 1.0 || compressed->codec.kind == CODEC_TOP) return FLT_MAX;
     return (float)((1.0 - beta1) / sqrt((1.0 - beta2) * (1.0 - ratio)));
 }
 
@@ -98,7 +99,7 @@ void compressed_sync_momentum(CompressedSync *compressed, Graph *graph, const Co
     UnitTravel *travel = compressed_travels(compressed, graph);
     AdamState *state = ARENA_ARRAY(&graph->arena, AdamState, n_units + 1);
     for (int i = 0; i < n_units; i++) {
-        travel[i].attributes.bound = compressed_momentum_bound(momentum);
+        travel[i].attributes.bound = compressed_momentum_bound(compressed, momentum);
         state[i] = state_of(compressed, graph, i, momentum, &travel[i].attributes);
         travel[i].variance = state[i].variance;
         CompressTensors tensors = {.gradient = compressed_packed_part(compressed, graph, momentum->gradient, i),

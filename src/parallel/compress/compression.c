@@ -11,13 +11,14 @@
 
 enum { MOST_RANK = 256 };
 
-static const char *const names[N_COMPRESS_KINDS] = {"none", "1bit-adam", "0/1-adam", "1bit-lamb",
+static const char *const names[N_COMPRESS_KINDS] = {"none", "1bit-adam", "0/1-adam", "1bit-lamb", "topk-adam",
                                                     "topk", "int8",      "f16",      "powersgd"};
 
 const char *const compress_across_names[] = {"all", "hosts", NULL};
 
 /* Of those whose name alone is not enough. */
 static const char *const examples[N_COMPRESS_KINDS] = {
+    [COMPRESS_TOPK_ADAM] = "topk-adam:0.1",
     [COMPRESS_TOPK] = "topk:0.1", [COMPRESS_POWERSGD] = "powersgd:4"};
 
 const char *compression_example(CompressKind kind) {
@@ -52,13 +53,14 @@ Status compression_parse(const char *text, Compression *compression, Error *erro
         compression->kind = kind;
         return STATUS_OK;
     }
-    if (take_number(text, names[COMPRESS_TOPK], &number)) {
+    bool is_of_adam = take_number(text, names[COMPRESS_TOPK_ADAM], &number);
+    if (is_of_adam || take_number(text, names[COMPRESS_TOPK], &number)) {
         if (!(number > 0.0 && number <= 0.5))
             return error_user(error,
-                              "--compress %s: the share of the gradient that is sent lies above 0 and is at "
-                              "most 0.5; topk:0.01 is usual",
-                              text);
-        compression->kind = COMPRESS_TOPK;
+                              "--compress %s: the share that is sent lies above 0 and is at most 0.5; %s:0.1 is "
+                              "usual",
+                              text, names[is_of_adam ? COMPRESS_TOPK_ADAM : COMPRESS_TOPK]);
+        compression->kind = is_of_adam ? COMPRESS_TOPK_ADAM : COMPRESS_TOPK;
         compression->share = number;
         return STATUS_OK;
     }
@@ -75,14 +77,15 @@ Status compression_parse(const char *text, Compression *compression, Error *erro
     return error_user(
         error,
         "--compress %s is none of the ways there are: none, 1bit-adam, 0/1-adam, 0/1-adam:N (every N steps at "
-        "most), 1bit-lamb, topk:X (the largest share X, as topk:0.01), int8, f16, powersgd:R (matrices in rank "
-        "R, as powersgd:4)",
+        "most), 1bit-lamb, topk-adam:X (the largest share X of Adam's momentum, as topk-adam:0.1), topk:X (of "
+        "the gradient), int8, f16, powersgd:R (matrices in rank R, as powersgd:4)",
         text);
 }
 
 const char *compression_name(const Compression *compression, char *text, size_t n_bytes) {
     const char *name = names[compression->kind];
-    if (compression->kind == COMPRESS_TOPK) snprintf(text, n_bytes, "%s:%g", name, compression->share);
+    if (compression->kind == COMPRESS_TOPK || compression->kind == COMPRESS_TOPK_ADAM)
+        snprintf(text, n_bytes, "%s:%g", name, compression->share);
     else if (compression->kind == COMPRESS_POWERSGD)
         snprintf(text, n_bytes, "%s:%d", name, compression->rank);
     else if (compression_is_local(compression))
@@ -97,6 +100,7 @@ Codec compression_codec(const Compression *compression) {
     case COMPRESS_INT8: codec.kind = CODEC_INT8; break;
     case COMPRESS_F16: codec.kind = CODEC_F16; break;
     case COMPRESS_TOPK:
+    case COMPRESS_TOPK_ADAM:
         codec.kind = CODEC_TOP;
         codec.n_kept = (int)ceil(compression->share * CODEC_BLOCK - 1e-9);
         break;

@@ -18,6 +18,7 @@ typedef enum {
     COMPRESS_ONEBIT_ADAM,
     COMPRESS_ZEROONE_ADAM,
     COMPRESS_ONEBIT_LAMB,
+    COMPRESS_TOPK_ADAM,
     COMPRESS_TOPK,
     COMPRESS_INT8,
     COMPRESS_F16,
@@ -31,7 +32,7 @@ extern const char *const compress_across_names[]; /* NULL-terminated */
 
 typedef struct {
     int kind;             /* CompressKind */
-    double share;         /* of COMPRESS_TOPK */
+    double share;         /* of COMPRESS_TOPK and COMPRESS_TOPK_ADAM */
     int rank;             /* of COMPRESS_POWERSGD: columns that matrices are sent by */
     int64_t n_warmup;     /* exact steps before the first compressed one */
     bool is_auto;         /* the run finds them itself, until when they are COMPRESS_UNDECIDED: */
@@ -83,7 +84,7 @@ static inline bool compression_is_lamb(const Compression *compression) {
 /* Is it the momentum that is compressed, with a frozen variance? */
 static inline bool compression_is_adam(const Compression *compression) {
     return compression->kind == COMPRESS_ONEBIT_ADAM || compression->kind == COMPRESS_ZEROONE_ADAM ||
-           compression_is_lamb(compression);
+           compression->kind == COMPRESS_TOPK_ADAM || compression_is_lamb(compression);
 }
 
 /* Do ranks with a part of a matrix less to say of it (ops/compress/lowrank.h)? Else numbers are packed. */
