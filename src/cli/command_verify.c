@@ -317,9 +317,9 @@ static Status read_options(Verify *run, int n_words, char *const *words, Error *
     if (call->host_ranks && !compression.is_across_hosts)
         return error_user(error, "--ranks-per-host is of --compress-across hosts; give both or neither");
     if (compression_is_local(&compression) && compression.is_across_hosts)
-        return error_user(error,
-                          "--compress %s is between all ranks; leave out --compress-across, or choose 0/1-adam",
-                          call->compress);
+        return error_user(
+            error, "--compress %s is between all ranks; leave out --compress-across, or choose 0/1-adam",
+            call->compress);
     OptimizerKind wanted = compression_is_lamb(&compression) ? OPTIMIZER_LAMB : OPTIMIZER_ADAMW;
     if (compression.kind != COMPRESS_NONE && call->optimizer != (int)wanted)
         return error_user(error, "--compress %s is simulated with --optimizer %s; give that one",

@@ -180,16 +180,18 @@ static Status check_local(TrainRun *run, Error *error) {
                           "leave --compress-across out",
                           text);
     if (run->shape.size[AXIS_CP] > 1)
-        return error_user(error,
-                          "--compress %s gives ranks weights of their own for some steps, and those of --cp %d "
-                          "work on one sequence together; choose 0/1-adam, or --tp or --pp in the place of "
-                          "--cp",
-                          text, run->shape.size[AXIS_CP]);
+        return error_user(
+            error,
+            "--compress %s gives ranks weights of their own for some steps, and those of --cp %d "
+            "work on one sequence together; choose 0/1-adam, or --tp or --pp in the place of "
+            "--cp",
+            text, run->shape.size[AXIS_CP]);
     if (precision_of((PrecisionKind)values->train.precision).scales_loss)
-        return error_user(error,
-                          "--compress %s with --dtype %s: a step that overflows is left out, and ranks that are "
-                          "apart would stay so; choose --dtype bf16, or 0/1-adam",
-                          text, precision_names[values->train.precision]);
+        return error_user(
+            error,
+            "--compress %s with --dtype %s: a step that overflows is left out, and ranks that are "
+            "apart would stay so; choose --dtype bf16, or 0/1-adam",
+            text, precision_names[values->train.precision]);
     if (optimizer->schedule == LEARNING_RATE_CONSTANT)
         return error_user(error,
                           "--compress %s: intervals grow as the learning rate falls, and with --lr-schedule "
@@ -209,9 +211,10 @@ Status train_compress_complete(TrainRun *run, Error *error) {
     if (run->compression.kind == COMPRESS_NONE) return STATUS_OK;
     TRY(check_local(run, error));
     if (run->compression.kind == COMPRESS_TOPK && run->values.optimizer.kind == OPTIMIZER_ADAMW)
-        log_note(&run->log,
-                 "--compress %s sends gradients, by which Adam learns slowly; topk-adam:%g sends its momentum",
-                 parallel->compress, run->compression.share);
+        log_note(
+            &run->log,
+            "--compress %s sends gradients, by which Adam learns slowly; topk-adam:%g sends its momentum",
+            parallel->compress, run->compression.share);
     if (strcmp(parallel->compress_warmup, "auto") == 0) return find_warmup(run, error);
     TRY(parse_warmup(parallel->compress_warmup, &run->compression.n_warmup, error));
     if (run->compression.n_warmup < 0)
@@ -243,8 +246,8 @@ CompressedSteps train_compress_steps(const TrainRun *run) {
     if (train->n_steps > MOST_COUNTED) return steps;
     if (compression.n_warmup == COMPRESS_UNDECIDED) compression.n_warmup = 0;
     for (int64_t i = 0; i < train->n_steps; i++) {
-        bool joins = is_followed(train, i + 1) ||
-                     compression_joins(&compression, i, learning_rate_at(&schedule, i));
+        bool joins =
+            is_followed(train, i + 1) || compression_joins(&compression, i, learning_rate_at(&schedule, i));
         if (compression_is_exact(&compression, i)) steps.n_exact++;
         else if (joins) steps.n_compressed++;
         else steps.n_local++;

@@ -34,8 +34,7 @@ static void record_local(void *context, Graph *graph, int64_t first, const Local
                          const LocalAttributes *attributes, bool joins) {
     const FrozenUpdate *update = context;
     LocalAttributes all = *attributes;
-    all.elements =
-        optimizer_elements(update->parameters->table, first, tensor_count(tensors->buffer), graph);
+    all.elements = optimizer_elements(update->parameters->table, first, tensor_count(tensors->buffer), graph);
     all.epsilon = (float)update->options->adamw.epsilon;
     if (joins) op_local_join(graph, tensors, &all);
     else op_local_step(graph, tensors, &all);

@@ -123,9 +123,9 @@ typedef struct {
     Tensor *variance_norm;     /* where it says when to compress, */
     CompressedPhase phase;     /* where it stands, */
     int regimes;               /* and which nodes the step that has begun runs */
-    bool must_join; /* all ranks shall have the same weights behind the step that begins next: said by the
+    bool must_join;  /* all ranks shall have the same weights behind the step that begins next: said by the
                      * caller, on all ranks alike */
-    LossScale scale;           /* of value 1 where it is not needed */
+    LossScale scale; /* of value 1 where it is not needed */
     int64_t n_unclipped; /* steps in a row whose gradient was short enough, and updates that were undone: */
     int64_t n_undone;    /* where they are checked later (checked.h) */
     int64_t B;           /* sequences of a micro-batch on this rank: at most micro_batch */

@@ -72,10 +72,11 @@ static bool is_update(const Node *node) {
 }
 
 static bool is_compression(const Node *node) {
-    return node->op == &OP_LOCAL_STEP || node->op == &OP_LOCAL_JOIN || node->op == &OP_COMPRESS || node->op == &OP_COMBINE || node->op == &OP_EXPAND ||
-           node->op == &OP_LOWRANK_PROJECT || node->op == &OP_LOWRANK_ORTHONORMAL ||
-           node->op == &OP_LOWRANK_RETURN || node->op == &OP_LOWRANK_EXPAND || node->op == &OP_RESCALE ||
-           node->op == &OP_LAMB_AVERAGE || node->op == &OP_LAMB_FRESHEN || node->op == &OP_LAMB_ADAPT;
+    return node->op == &OP_LOCAL_STEP || node->op == &OP_LOCAL_JOIN || node->op == &OP_COMPRESS ||
+           node->op == &OP_COMBINE || node->op == &OP_EXPAND || node->op == &OP_LOWRANK_PROJECT ||
+           node->op == &OP_LOWRANK_ORTHONORMAL || node->op == &OP_LOWRANK_RETURN ||
+           node->op == &OP_LOWRANK_EXPAND || node->op == &OP_RESCALE || node->op == &OP_LAMB_AVERAGE ||
+           node->op == &OP_LAMB_FRESHEN || node->op == &OP_LAMB_ADAPT;
 }
 
 static bool touches(const Node *node, const Tensor *tensor) {

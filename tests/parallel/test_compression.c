@@ -22,12 +22,13 @@ static Compression compression_of(const char *text, int64_t n_warmup) {
 
 static void test_names(void **state) {
     (void)state;
-    static const char *const good[] = {"none",  "1bit-adam", "0/1-adam", "0/1-adam:2",     "0/1-adam:16",
-                                       "int8",  "f16",       "topk:0.5", "topk-adam:0.25", "powersgd:4",
-                                       "1bit-lamb"};
-    static const char *const bad[] = {"",           "0/1-adam:", "0/1-adam:0", "0/1-adam:1",  "0/1-adam:3",
-                                      "0/1-adam:32", "0/1-adam:-2", "topk",    "topk-adam:0", "topk:0.6",
-                                      "powersgd:0", "powersgd:2.5", "topk:nan", "1bit-adam:2", "topk:1e999"};
+    static const char *const good[] = {"none",           "1bit-adam",  "0/1-adam", "0/1-adam:2",
+                                       "0/1-adam:16",    "int8",       "f16",      "topk:0.5",
+                                       "topk-adam:0.25", "powersgd:4", "1bit-lamb"};
+    static const char *const bad[] = {
+        "",          "0/1-adam:",   "0/1-adam:0", "0/1-adam:1", "0/1-adam:3",   "0/1-adam:32", "0/1-adam:-2",
+        "topk",      "topk-adam:0", "topk:0.6",   "powersgd:0", "powersgd:2.5", "topk:nan",    "1bit-adam:2",
+        "topk:1e999"};
     char text[64];
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
         Compression compression = compression_of(good[i], 0);
@@ -49,8 +50,8 @@ static void test_interval(void **state) {
     static const struct {
         double rate;
         int of_four, of_sixteen;
-    } wanted[] = {{0.5, 1, 1}, {0.26, 1, 1}, {0.25, 2, 2}, {0.13, 2, 2}, {0.125, 4, 4}, {0.0625, 4, 8},
-                  {0.03125, 4, 16}, {1e-9, 4, 16}, {0.0, 4, 16}};
+    } wanted[] = {{0.5, 1, 1},    {0.26, 1, 1},     {0.25, 2, 2},  {0.13, 2, 2}, {0.125, 4, 4},
+                  {0.0625, 4, 8}, {0.03125, 4, 16}, {1e-9, 4, 16}, {0.0, 4, 16}};
     for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++) {
         assert_int_equal(compression_interval(&one, wanted[i].rate), 1);
         assert_int_equal(compression_interval(&four, wanted[i].rate), wanted[i].of_four);

@@ -542,15 +542,14 @@ void build_local_step(OpCase *test) {
                                   .gain = 0.4f,
                                   .bound = 0.3f, /* cuts some */
                                   .epsilon = 1e-2f};
-    LocalTensors tensors = {
-        .gradient = case_floats(test, PLACE_GRADIENT, shape, "gradient", 1.0f, 0.0f),
-        .variance = case_floats(test, PLACE_OPTIMIZER, shape, "variance", 1.0f, 1.5f),
-        .numbers = case_literal(test, DTYPE_F32, N_LOCAL, "numbers", numbers),
-        .factor = factor_of(test),
-        .momentum = case_floats(test, PLACE_OPTIMIZER, shape, "momentum", 1.0f, 0.0f),
-        .buffer = case_floats(test, PLACE_OPTIMIZER, shape, "buffer", 0.1f, 0.0f),
-        .common = case_floats(test, PLACE_OPTIMIZER, shape, "common", 1.0f, 0.0f),
-        .parameter = case_floats(test, PLACE_PARAMETER, shape, "parameter", 1.0f, 0.0f)};
+    LocalTensors tensors = {.gradient = case_floats(test, PLACE_GRADIENT, shape, "gradient", 1.0f, 0.0f),
+                            .variance = case_floats(test, PLACE_OPTIMIZER, shape, "variance", 1.0f, 1.5f),
+                            .numbers = case_literal(test, DTYPE_F32, N_LOCAL, "numbers", numbers),
+                            .factor = factor_of(test),
+                            .momentum = case_floats(test, PLACE_OPTIMIZER, shape, "momentum", 1.0f, 0.0f),
+                            .buffer = case_floats(test, PLACE_OPTIMIZER, shape, "buffer", 0.1f, 0.0f),
+                            .common = case_floats(test, PLACE_OPTIMIZER, shape, "common", 1.0f, 0.0f),
+                            .parameter = case_floats(test, PLACE_PARAMETER, shape, "parameter", 1.0f, 0.0f)};
     graph->section = SECTION_UPDATE;
     op_local_step(graph, &tensors, &attributes);
     LocalTensors quiet = tensors;

@@ -275,9 +275,9 @@ json_t *traffic_json(const TrafficStudy *study) {
                             json_make_number(way->n_bytes), "messages", json_make_number(way->n_messages),
                             "all_bytes", json_make_number(way->n_all_bytes), "wire_bytes",
                             json_make_number(way->n_wire_bytes), "compressed_steps",
-                            (json_int_t)n_compressed(way), "local_steps", (json_int_t)n_local(way), "val_loss",
-                            json_make_number(traffic_way_loss(way)), "links", links_json(study, way), "curve",
-                            curve_json(study, way, &arena)));
+                            (json_int_t)n_compressed(way), "local_steps", (json_int_t)n_local(way),
+                            "val_loss", json_make_number(traffic_way_loss(way)), "links",
+                            links_json(study, way), "curve", curve_json(study, way, &arena)));
     }
     arena_free(&arena);
     return json_pack("{s:s,s:s,s:I,s:I,s:o}", "command", "lab traffic", "links",

@@ -222,8 +222,9 @@ static Status report_steps(TrainRun *run, const char *const *hosts, json_t *obje
     printf("of %lld steps %lld are exact, and %lld such as this one%s", (long long)run->values.train.n_steps,
            (long long)steps.n_exact, (long long)steps.n_compressed, about);
     if (steps.n_local)
-        printf("; in %lld no gradient is sent: %lld bytes, %lld of the busiest rank", (long long)steps.n_local,
-               (long long)sum.count[0][0].n_bytes, (long long)most.count[0][0].n_bytes);
+        printf("; in %lld no gradient is sent: %lld bytes, %lld of the busiest rank",
+               (long long)steps.n_local, (long long)sum.count[0][0].n_bytes,
+               (long long)most.count[0][0].n_bytes);
     printf("\n");
     json_object_set_new(object, "exact_steps", json_integer(steps.n_exact));
     json_object_set_new(object, "compressed_steps", json_integer(steps.n_compressed));

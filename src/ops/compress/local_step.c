@@ -115,8 +115,7 @@ static Status join_reference(const KernelCall *call, Error *error) {
     for (int run = 0; run < a->elements.n_runs; run++) {
         double keep = a->elements.runs[run].decays ? (double)numbers[LOCAL_KEEP] : 1.0;
         for (int64_t end = i + a->elements.runs[run].n_elements; i < end; i++) {
-            double deviation =
-                sqrt((double)variance[i]) * (double)numbers[LOCAL_ROOT] + (double)a->epsilon;
+            double deviation = sqrt((double)variance[i]) * (double)numbers[LOCAL_ROOT] + (double)a->epsilon;
             double step = (double)numbers[LOCAL_DISTANCE] * (double)momentum[i] / deviation;
             parameter[i] = common[i] = (float)(keep * (double)common[i] - step);
             buffer[i] = 0.0f;

@@ -27,12 +27,12 @@ typedef struct {
 } LocalAttributes;
 
 typedef struct {
-    Tensor *gradient;            /* of the step alone */
-    Tensor *variance, *numbers;  /* (n), (N_LOCAL) */
-    Tensor *factor;              /* or NULL */
-    Tensor *momentum, *buffer;   /* (n) m, u */
-    Tensor *common;              /* (n) f32 */
-    Tensor *parameter;           /* (n) w; of the step NULL: it is not wanted */
+    Tensor *gradient;           /* of the step alone */
+    Tensor *variance, *numbers; /* (n), (N_LOCAL) */
+    Tensor *factor;             /* or NULL */
+    Tensor *momentum, *buffer;  /* (n) m, u */
+    Tensor *common;             /* (n) f32 */
+    Tensor *parameter;          /* (n) w; of the step NULL: it is not wanted */
 } LocalTensors;
 
 /* Inputs gradient, variance, numbers, common, [factor]; outputs momentum, buffer, [parameter]. */

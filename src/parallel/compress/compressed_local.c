@@ -112,7 +112,6 @@ void compressed_sync_local(CompressedSync *compressed, Graph *graph, const Compr
     }
     for (int i = 0; i < n_units; i++)
         compressed_send_back(compressed, graph, i, NULL, NULL, 1.0f / (float)n_ranks, &travel[i]);
-    for (int i = 0; i < n_units; i++)
-        join(compressed, graph, i, momentum, &unit[i], &attributes, &travel[i]);
+    for (int i = 0; i < n_units; i++) join(compressed, graph, i, momentum, &unit[i], &attributes, &travel[i]);
     graph->regimes = regimes;
 }

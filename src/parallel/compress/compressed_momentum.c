@@ -28,8 +28,8 @@ static AdamState state_of(const CompressedSync *compressed, Graph *graph, int in
                            compressed_unit_part(compressed, graph, own->variance, index),
                            compressed_unit_part(compressed, graph, own->master, index)};
     int regimes = graph->regimes;
-    AdamState state = {graph_tensor(graph, PLACE_ACTIVATION, DTYPE_F32, SHAPE(compressed_unit(compressed, index)->n),
-                                    "momentum %d", index),
+    AdamState state = {graph_tensor(graph, PLACE_ACTIVATION, DTYPE_F32,
+                                    SHAPE(compressed_unit(compressed, index)->n), "momentum %d", index),
                        compressed_unit_part(compressed, graph, compressed->variance, index),
                        compressed_unit_part(compressed, graph, compressed->master, index)};
     graph->regimes = REGIME_ENTRY;
@@ -59,8 +59,8 @@ static void take_momentum(const CompressedSync *compressed, Graph *graph, int in
     CompressTensors tensors = {.variance = state->variance, .factor = momentum->factor};
     compressed_arrive_all(compressed, graph, travel);
     if (momentum->record_learning)
-        op_copy_into(graph, state->momentum, compressed_unit_part(compressed, graph, momentum->gradient, index),
-                     WRITE_FRESH);
+        op_copy_into(graph, state->momentum,
+                     compressed_unit_part(compressed, graph, momentum->gradient, index), WRITE_FRESH);
     op_expand(graph, travel->words, &tensors, state->momentum, &travel->attributes);
 }
 
@@ -102,11 +102,12 @@ void compressed_sync_momentum(CompressedSync *compressed, Graph *graph, const Co
         travel[i].attributes.bound = compressed_momentum_bound(compressed, momentum);
         state[i] = state_of(compressed, graph, i, momentum, &travel[i].attributes);
         travel[i].variance = state[i].variance;
-        CompressTensors tensors = {.gradient = compressed_packed_part(compressed, graph, momentum->gradient, i),
-                                   .momentum = compressed_packed_of_unit(compressed, graph, state[i].momentum, i),
-                                   .variance = compressed_packed_of_unit(compressed, graph, state[i].variance, i),
-                                   .factor = momentum->factor,
-                                   .error = compressed_error_part(compressed, graph, i)};
+        CompressTensors tensors = {
+            .gradient = compressed_packed_part(compressed, graph, momentum->gradient, i),
+            .momentum = compressed_packed_of_unit(compressed, graph, state[i].momentum, i),
+            .variance = compressed_packed_of_unit(compressed, graph, state[i].variance, i),
+            .factor = momentum->factor,
+            .error = compressed_error_part(compressed, graph, i)};
         CompressAttributes attributes = travel[i].attributes;
         travel[i].attributes.gain = (1.0f - momentum->beta1) * (float)n_ranks;
         travel[i].attributes.keep = momentum->beta1;
@@ -115,7 +116,7 @@ void compressed_sync_momentum(CompressedSync *compressed, Graph *graph, const Co
     }
     for (int i = 0; i < n_units; i++)
         compressed_send_back(compressed, graph, i, momentum->factor, kept_words(compressed, graph, i),
-                  1.0f / (float)n_ranks, &travel[i]);
+                             1.0f / (float)n_ranks, &travel[i]);
     for (int i = 0; i < n_units; i++) {
         take_momentum(compressed, graph, i, momentum, &state[i], &travel[i]);
         if (momentum->record_learning) learn(compressed, graph, i, momentum, &state[i]);

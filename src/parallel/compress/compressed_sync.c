@@ -156,12 +156,12 @@ Tensor *compressed_unit_part(const CompressedSync *compressed, Graph *graph, Ten
 Tensor *compressed_slice_of(const CompressedSync *compressed, Graph *graph, Tensor *unit, int index) {
     const Partition *partition = &compressed->sync->partition;
     return compressed_part_of(graph, unit, partition_slice_first(partition, index),
-                   partition_slice_count(partition, index));
+                              partition_slice_count(partition, index));
 }
 
 Tensor *compressed_local_slice(const CompressedSync *compressed, Graph *graph, Tensor *slices, int index) {
     return compressed_part_of(graph, slices, compressed_unit(compressed, index)->local_first,
-                   partition_slice_count(&compressed->sync->partition, index));
+                              partition_slice_count(&compressed->sync->partition, index));
 }
 
 /* Words of each slice, and of this rank's from everybody. */
@@ -183,8 +183,8 @@ static const int64_t *some_borders(Graph *graph, const int64_t *border, int firs
     return some;
 }
 
-void compressed_set_out(const CompressedSync *compressed, Graph *graph, int index, const CompressTensors *tensors,
-                    UnitTravel *travel) {
+void compressed_set_out(const CompressedSync *compressed, Graph *graph, int index,
+                        const CompressTensors *tensors, UnitTravel *travel) {
     int n = compressed->comm->size;
     CompressAttributes attributes = packed_attributes(compressed, graph, index, &travel->attributes);
     set_borders(compressed, graph, index, travel);
@@ -202,7 +202,7 @@ static void arrive(const CompressedSync *compressed, Graph *graph, const UnitTra
 }
 
 void compressed_send_back(const CompressedSync *compressed, Graph *graph, int index, Tensor *factor,
-                      Tensor *words, float weight, UnitTravel *travel) {
+                          Tensor *words, float weight, UnitTravel *travel) {
     CompressAttributes attributes = travel->attributes;
     int n = compressed->comm->size, slice = owned(compressed), first = first_packed(compressed);
     const int64_t *border = travel->words_border;
@@ -220,7 +220,8 @@ void compressed_send_back(const CompressedSync *compressed, Graph *graph, int in
                              "words %d of all", index);
     travel->words = words;
     if (mine)
-        op_combine(graph, travel->arrived, &tensors, compressed_part_of(graph, words, border[slice], mine), &attributes);
+        op_combine(graph, travel->arrived, &tensors, compressed_part_of(graph, words, border[slice], mine),
+                   &attributes);
     Tensor *part = compressed_part_of(graph, words, border[first], border[first + n] - border[first]);
     travel->start = op_all_gather(graph, compressed->comm, part, some_borders(graph, border, first, n, 1));
     if (!compressed->sync->options->overlaps) op_comm_wait(graph, travel->start);
@@ -251,7 +252,8 @@ void compressed_sync_inside(CompressedSync *compressed, Graph *graph, Tensor *gr
     const Node **start = ARENA_ARRAY(&graph->arena, const Node *, n_units + 1);
     for (int i = 0; i < n_units && inside; i++) {
         Tensor *unit = compressed_unit_part(compressed, graph, gradient, i);
-        const int64_t *border = some_borders(graph, compressed_unit(compressed, i)->border, 0, inside->size, n);
+        const int64_t *border =
+            some_borders(graph, compressed_unit(compressed, i)->border, 0, inside->size, n);
         start[i] =
             is_lowrank ? op_all_reduce(graph, inside, unit) : op_reduce_scatter(graph, inside, unit, border);
         if (!compressed->sync->options->overlaps) op_comm_wait(graph, start[i]);
@@ -274,16 +276,17 @@ Tensor *compressed_packed_part(const CompressedSync *compressed, Graph *graph, T
 Tensor *compressed_packed_of_unit(const CompressedSync *compressed, Graph *graph, Tensor *unit, int index) {
     int slice = first_packed(compressed);
     return compressed_part_of(graph, unit, compressed_unit(compressed, index)->border[slice],
-                   slices_count(compressed, index, slice, compressed->comm->size));
+                              slices_count(compressed, index, slice, compressed->comm->size));
 }
 
 Tensor *compressed_error_part(const CompressedSync *compressed, Graph *graph, int index) {
-    return compressed_part_of(graph, compressed->error, compressed->error_first[index],
-                   slices_count(compressed, index, first_packed(compressed), compressed->comm->size));
+    return compressed_part_of(
+        graph, compressed->error, compressed->error_first[index],
+        slices_count(compressed, index, first_packed(compressed), compressed->comm->size));
 }
 
 void compressed_gather_slices(const CompressedSync *compressed, Graph *graph, int index, Tensor *slices,
-                          Tensor *unit) {
+                              Tensor *unit) {
     const PartitionUnit *facts = compressed_unit(compressed, index);
     if (partition_slice_count(&compressed->sync->partition, index))
         op_copy_into(graph, compressed_local_slice(compressed, graph, slices, index),
@@ -292,7 +295,7 @@ void compressed_gather_slices(const CompressedSync *compressed, Graph *graph, in
 }
 
 void compressed_keep_slice(const CompressedSync *compressed, Graph *graph, int index, Tensor *unit,
-                       Tensor *slices) {
+                           Tensor *slices) {
     if (partition_slice_count(&compressed->sync->partition, index))
         op_copy_into(graph, compressed_slice_of(compressed, graph, unit, index),
                      compressed_local_slice(compressed, graph, slices, index), WRITE_FRESH);
@@ -322,7 +325,8 @@ static void sum_packed(const CompressedSync *compressed, Graph *graph, Tensor *g
         compressed_set_out(compressed, graph, i, &tensors, &travel[i]);
     }
     for (int i = 0; i < n_units; i++) {
-        if (compressed->owner_error) compressed_send_back(compressed, graph, i, factor, NULL, 1.0f, &travel[i]);
+        if (compressed->owner_error)
+            compressed_send_back(compressed, graph, i, factor, NULL, 1.0f, &travel[i]);
         else keep_sum(compressed, graph, i, gradient, factor, &travel[i]);
     }
     for (int i = 0; i < n_units && compressed->owner_error; i++) {

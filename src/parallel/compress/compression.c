@@ -18,8 +18,7 @@ const char *const compress_across_names[] = {"all", "hosts", NULL};
 
 /* Of those whose name alone is not enough. */
 static const char *const examples[N_COMPRESS_KINDS] = {
-    [COMPRESS_TOPK_ADAM] = "topk-adam:0.1",
-    [COMPRESS_TOPK] = "topk:0.1", [COMPRESS_POWERSGD] = "powersgd:4"};
+    [COMPRESS_TOPK_ADAM] = "topk-adam:0.1", [COMPRESS_TOPK] = "topk:0.1", [COMPRESS_POWERSGD] = "powersgd:4"};
 
 const char *compression_example(CompressKind kind) {
     return examples[kind] ? examples[kind] : names[kind];
@@ -56,10 +55,11 @@ Status compression_parse(const char *text, Compression *compression, Error *erro
     bool is_of_adam = take_number(text, names[COMPRESS_TOPK_ADAM], &number);
     if (is_of_adam || take_number(text, names[COMPRESS_TOPK], &number)) {
         if (!(number > 0.0 && number <= 0.5))
-            return error_user(error,
-                              "--compress %s: the share that is sent lies above 0 and is at most 0.5; %s:0.1 is "
-                              "usual",
-                              text, names[is_of_adam ? COMPRESS_TOPK_ADAM : COMPRESS_TOPK]);
+            return error_user(
+                error,
+                "--compress %s: the share that is sent lies above 0 and is at most 0.5; %s:0.1 is "
+                "usual",
+                text, names[is_of_adam ? COMPRESS_TOPK_ADAM : COMPRESS_TOPK]);
         compression->kind = is_of_adam ? COMPRESS_TOPK_ADAM : COMPRESS_TOPK;
         compression->share = number;
         return STATUS_OK;
@@ -88,8 +88,7 @@ const char *compression_name(const Compression *compression, char *text, size_t 
         snprintf(text, n_bytes, "%s:%g", name, compression->share);
     else if (compression->kind == COMPRESS_POWERSGD)
         snprintf(text, n_bytes, "%s:%d", name, compression->rank);
-    else if (compression_is_local(compression))
-        snprintf(text, n_bytes, "%s:%d", name, compression->n_local);
+    else if (compression_is_local(compression)) snprintf(text, n_bytes, "%s:%d", name, compression->n_local);
     else snprintf(text, n_bytes, "%s", name);
     return text;
 }
@@ -136,5 +135,6 @@ int compression_interval(const Compression *compression, double rate) {
 
 bool compression_joins(const Compression *compression, int64_t index, double rate) {
     int interval = compression_interval(compression, rate);
-    return (index + 1 - compression->n_warmup) % interval == 0 || compression_is_exact(compression, index + 1);
+    return (index + 1 - compression->n_warmup) % interval == 0 ||
+           compression_is_exact(compression, index + 1);
 }

@@ -285,8 +285,8 @@ static bool has_hosts(const VerifyChoice *choice, const VerifyCase *layout) {
     return is_right;
 }
 
-/* What --compress cannot go with; along cp one process has not the parts of a gradient that ranks have, and in
- * 16 bits tp's parts of an activation are rounded before they are summed. */
+/* What --compress cannot go with; along cp one process has not the parts of a gradient that ranks have, and
+ * in 16 bits tp's parts of an activation are rounded before they are summed. */
 static bool can_compress(const VerifyChoice *choice, const VerifyCase *layout) {
     const int *size = layout->shape.size;
     if (!choice->is_f32 && size[AXIS_TP] > 1) return false;

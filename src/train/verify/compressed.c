@@ -14,7 +14,7 @@
 /* What a rank has, in the order of its flat array; not a number where it has none of an element. */
 enum { WEIGHTS, MOMENTUM, VARIANCE, ERRORS, OWNER_ERRORS, BASIS, FRESH, STEPS, N_HELD, TAG = 7 };
 
-static const char *const names[N_HELD] = {"weights",       "momentum", "variance",      "error",
+static const char *const names[N_HELD] = {"weights",       "momentum", "variance",       "error",
                                           "owner's error", "basis",    "fresh variance", "steps"};
 
 /* ---- what a rank has */
@@ -99,7 +99,8 @@ static Simulated simulated(CompressedModel *model, int rank, int what) {
     if (what == ERRORS) array.own = part->error + model->sender[at[AXIS_DP]] * part->n;
     else if (what == BASIS) array.own = part->basis;
     else if (what == OWNER_ERRORS) array.own = part->owner;
-    else if (what == STEPS) array.whole = model->own_steps ? of_rank(model, model->own_steps, at) : model->sum;
+    else if (what == STEPS)
+        array.whole = model->own_steps ? of_rank(model, model->own_steps, at) : model->sum;
     else if (model->is_apart && what == WEIGHTS) array.whole = of_rank(model, model->own_weights, at);
     else if (model->is_apart && what == MOMENTUM) array.whole = of_rank(model, model->own_momentum, at);
     else if (what == FRESH) array.whole = model->fresh ? model->fresh : model->variance;

@@ -30,8 +30,8 @@ void compressed_local_step(CompressedModel *model, int64_t index, double factor,
     model->keep *= 1.0 - rate * options->weight_decay;
     for (int64_t i = 0; i < model->n * model->n_senders; i++) {
         double limit = bound * sqrt(model->variance[i % model->n]);
-        double m = beta1 * model->own_momentum[i] +
-                   (1.0 - beta1) * model->n_senders * factor * model->gradient[i];
+        double m =
+            beta1 * model->own_momentum[i] + (1.0 - beta1) * model->n_senders * factor * model->gradient[i];
         model->own_momentum[i] = fmax(-limit, fmin(limit, m));
         model->own_steps[i] += step * model->own_momentum[i];
     }
@@ -47,8 +47,8 @@ static void move(const CompressedModel *model, const double *steps, double per_s
         int64_t first = parameter->flat_offset, end = first + shape_count(parameter->shape);
         double keep = parameter->decays ? model->keep : 1.0;
         for (int64_t i = first; i < end; i++)
-            weights[i] = keep * model->weights[i] - per_step * steps[i] / (sqrt(model->variance[i] * c2) +
-                                                                           options->adamw.epsilon);
+            weights[i] = keep * model->weights[i] -
+                         per_step * steps[i] / (sqrt(model->variance[i] * c2) + options->adamw.epsilon);
     }
 }
 

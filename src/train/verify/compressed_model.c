@@ -78,7 +78,8 @@ static void say(const CompressedModel *model, double *x, const double *limit, in
         bool nears = compression_is_adam(compression) && !is_top
                          ? say_signs(x + first, limit + first, count, model->near, said + first)
                      : is_top ? say_largest(x + first, count, n_kept, model->near, said + first)
-                              : say_steps(x + first, count, compression->kind == COMPRESS_F16, model->near, said + first);
+                              : say_steps(x + first, count, compression->kind == COMPRESS_F16, model->near,
+                                          said + first);
         for (int i = 0; i < count; i++) {
             x[first + i] -= said[first + i];
             is_near[first + i] |= nears;

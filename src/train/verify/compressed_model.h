@@ -36,7 +36,7 @@ typedef struct {
     const Compression *compression;
     VerifyTraining training; /* of the whole model, without clipping */
     int n_ranks, n_parts;
-    double near; /* to a border, of a block's scale: there rounding may decide what is sent */
+    double near;   /* to a border, of a block's scale: there rounding may decide what is sent */
     int n_senders; /* that have something of their own to say: ranks, or hosts whose ranks add up first */
     int *sender;   /* (n_ranks) */
     CompressedPart *part; /* (n_parts): those of tp of the first stage, then those of the next */

@@ -68,8 +68,8 @@ static Status launch(const KernelCall *call, LocalCall a, Error *error) {
     a.numbers = (const float *)call->in[2];
     DecayTable table;
     int run = 0;
-    for (int64_t element = 0; decay_table_next(&table, attributes->elements.runs, attributes->elements.n_runs,
-                                               &run, &element);) {
+    for (int64_t element = 0;
+         decay_table_next(&table, attributes->elements.runs, attributes->elements.n_runs, &run, &element);) {
         a.gradient = part_at(call, a.joins ? -1 : 0, -1, table.first);
         a.variance = part_at(call, 1, -1, table.first);
         a.common = part_at(call, a.joins ? -1 : 3, 0, table.first);
