@@ -259,9 +259,16 @@ static Status train_way(const TrafficStudy *study, Runs *runs, TrafficWay *way, 
 
 enum { N_BEFORE = 2 }; /* steps before those that are timed: an exact one, and the first compressed */
 
-/* A few compressed steps between the hosts: their median, and what left all hosts meanwhile. */
+/* What left all hosts while a run was there, and what its steps were counted to send. */
+typedef struct {
+    double on_cables, counted;
+} SentBytes;
+
+/* A few compressed steps between the hosts: their median, and what was sent meanwhile. */
 static Status run_on_hosts(const TrafficStudy *study, Runs *runs, const TrafficWay *way, int64_t n_steps,
-                           double *median_ms, double *n_sent, Error *error) {
+                           double *median_ms, SentBytes *sent, Error *error) {
+    const double bytes[N_TRAFFIC_STEPS] = {study->way[0].n_all_bytes, way->n_all_bytes,
+                                           way->n_local_bytes * (double)study->call->n_ranks};
     char out[4200];
     TrafficRun run = {.launcher = &runs->on_hosts,
                       .n_ranks = (int)study->call->n_ranks,
@@ -276,13 +283,15 @@ static Status run_on_hosts(const TrafficStudy *study, Runs *runs, const TrafficW
     TRY(hosts_count_sent(&runs->hosts, &before, error));
     if (run_words(study, way, &run, &result, &command, error) == STATUS_OK &&
         curve_run_read(&timed.curve, out, error) == STATUS_OK) {
+        timed.compression.n_warmup = run.n_warmup;
+        sent->counted = traffic_way_cost(&timed, bytes);
         timed.compression.n_warmup = N_BEFORE; /* the first compressed one does not count */
         *median_ms = traffic_way_median_ms(&timed, step_of(way));
         curve_run_free(&timed.curve);
     }
     child_free(&result);
     if (error->status == STATUS_OK) hosts_count_sent(&runs->hosts, &behind, error);
-    *n_sent = (double)(behind - before);
+    sent->on_cables = (double)(behind - before);
     return error->status;
 }
 
@@ -295,11 +304,13 @@ static Status time_rate(TrafficStudy *study, Runs *runs, int r, Error *error) {
              format_rate(rate, "bit/s").text);
     for (int i = 0; i < study->n_ways; i++) {
         TrafficWay *way = &study->way[i];
-        double sent, less;
+        SentBytes sent = {0}, less = {0};
         TRY(run_on_hosts(study, runs, way, n_steps, &way->step_ms[r], &sent, error));
         if (r) continue;
         TRY(run_on_hosts(study, runs, way, N_BEFORE, &unused, &less, error)); /* to start and to end costs */
-        way->n_wire_bytes = (sent - less) / (double)study->call->n_timed;
+        /* Exact steps of 0/1 Adam, and local ones, are among them. */
+        way->n_wire_bytes =
+            way->n_all_bytes * (sent.on_cables - less.on_cables) / (sent.counted - less.counted);
     }
     return STATUS_OK;
 }

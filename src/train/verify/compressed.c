@@ -56,8 +56,9 @@ static Status take_held(TrainStep *step, float *held, Arena *arena, Error *error
                             : is_whole  ? compressed->master
                                         : optimizer->master;
     const ShardMap *own = &step->sync.moments;
-    /* A rank that is apart from the others has a momentum of its own, of everything. */
-    bool has_own = train_step_is_apart(step) && compressed->local.momentum;
+    /* A rank that is apart from the others has its own of everything. */
+    bool is_apart = train_step_is_apart(step), has_own = is_apart && compressed->local.momentum;
+    if (is_apart) weights = step->sync.held; /* of the master weights there are those of all ranks */
     const Tensor *const tensors[N_HELD] = {weights,
                                            has_own ? compressed->local.momentum : optimizer->moment[0],
                                            optimizer->moment[1],
@@ -66,7 +67,7 @@ static Status take_held(TrainStep *step, float *held, Arena *arena, Error *error
                                            basis,
                                            has_fresh ? step->lamb.fresh : NULL,
                                            step->phase.has_entered ? compressed->local.buffer : NULL};
-    const ShardMap *const maps[N_HELD] = {has_slices && !is_whole ? own : &whole,
+    const ShardMap *const maps[N_HELD] = {has_slices && !is_whole && !is_apart ? own : &whole,
                                           has_own ? &whole : own,
                                           own,
                                           &compressed->error_map,
