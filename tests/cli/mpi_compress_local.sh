@@ -67,11 +67,16 @@ for step in 24 33; do
     same_losses whole killed
     diff -r whole/checkpoints killed/checkpoints || fail "killed before step $step, it has other checkpoints"
 done
-long=("${small[@]}" --compress 0/1-adam:16 --compress-warmup 4 --steps 3000)
+long=("${small[@]}" --compress 0/1-adam:16 --compress-warmup 4 --steps 1500)
 limit=120 ranks_apart 4 "${long[@]}" --out long || fail "exit $? -- $(cat "$SCRATCH"/err.0)"
-VIEW='((rank)) || (sleep 1; kill -TERM $$) &' limit=60 ranks_apart 4 "${long[@]}" --out stopped || true
+export VIEW='((rank)) || (until grep -q "\"step\":1200," stopped/metrics.jsonl 2>/dev/null; do sleep 0.05; done; kill -TERM $$) &'
+limit=120 ranks_apart 4 "${long[@]}" --out stopped || true
+unset VIEW
+(($(find stopped/checkpoints -name manifest.json | wc -l) == 1)) || fail "it was not stopped: $(ls stopped/checkpoints)"
+[[ ! -e stopped/checkpoints/step-00001500 ]] || fail "it went on to the end"
 ranks 4 train --resume stopped
-same_model long stopped
+same_losses long stopped
+diff -r long/checkpoints/step-00001500 stopped/checkpoints/step-00001500 || fail "stopped and resumed, it has other weights"
 
 # Other numbers, parts of a model, accumulation, clipping.
 runs=('--compress 0/1-adam:8 --dtype bf16 --zero 1' '--compress 0/1-adam:8 --tp 2 --micro-batch 2' '--compress topk-adam:0.1 --zero 2')
