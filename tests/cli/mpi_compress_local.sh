@@ -98,8 +98,8 @@ plain=$(grep -o '"all":{[^}]*' out) steps=$(field compressed_steps <out)
 [[ $(field local_steps <out) == 0 ]] || fail "0/1-adam has local steps"
 pgpt "${mesh[@]}" --compress 0/1-adam:16
 [[ $(grep -o '"all":{[^}]*' out) == "$plain" ]] || fail "a step with words sends $(cat out), not $plain"
-words=$(field compressed_steps <out) apart=$(field local_steps <out) exact=$(field exact_steps <out)
-((words + apart == steps && words + apart + exact == 600 && apart > 150)) || fail "$exact, $words and $apart steps"
+sent=$(field compressed_steps <out) apart=$(field local_steps <out) exact=$(field exact_steps <out)
+((sent + apart == steps && sent + apart + exact == 600 && apart > 150)) || fail "$exact, $sent and $apart steps"
 [[ $(grep -o '"local_all":{[^}]*' out | grep -o '"bytes":[0-9]*') == '"bytes":72' ]] || fail "a local step sends $(cat out)"
 
 ranks_refused '/--compress 0/1-adam:3: the most steps/' 2 "${small[@]}" --compress 0/1-adam:3

@@ -213,8 +213,8 @@ CPU_INLINE int32_t largest_lane(veci v) {
 #endif
 }
 
-/* One after the other, the first of equal ones; each then counts as 0, as it is. `values` is what is left over
- * in memory, where single ones are taken. */
+/* One after the other, the first of equal ones; each then counts as 0, as it is. `values` is what is left
+ * over in memory, where single ones are taken. */
 CPU_INLINE void encode_top(const Codec *codec, float *values, const float *variance, float bound,
                            uint32_t *words) {
     veci size[N_VECS];
