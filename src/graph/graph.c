@@ -22,6 +22,7 @@ const char *regime_name(int regime) {
     case REGIME_ENTRY: return "entry";
     case REGIME_LATER: return "later";
     case REGIME_LATE: return "late";
+    case REGIME_LOCAL: return "local";
     default: return "freeze";
     }
 }

@@ -88,7 +88,8 @@ enum {
     REGIME_LATER = 8,      /* and the rest of them */
     REGIME_FREEZE = 16,    /* the first behind exact ones, whatever was resumed in between */
     REGIME_LATE = 32,      /* those that find a gradient whose update is late (optim/late.h) */
-    N_REGIMES = 6
+    REGIME_LOCAL = 64,     /* those in which a rank sends nothing of its gradient */
+    N_REGIMES = 7
 };
 
 const char *regime_name(int regime); /* of one of them: "exact" */

@@ -39,8 +39,7 @@ static void watch_group(TrainRun *run, Comm *host, Comm *device, const char *nam
     bool has_device = device->table != NULL;
     char words[80];
     snprintf(words, sizeof words, "%s (host)", name);
-    comm_watch(host, &run->activity, ACTIVITY_HOST,
-               has_device ? activity_keep(&run->activity, words) : name);
+    comm_watch(host, &run->activity, ACTIVITY_HOST, has_device ? activity_keep(&run->activity, words) : name);
     comm_watch(device, &run->activity, ACTIVITY_HOST, name);
 }
 

@@ -198,7 +198,8 @@ static void find_turns(Pass *pass, Section section) {
     Turns *turns = &pass->turns[section];
     turns->turn = ARENA_ARRAY(&pass->graph->arena, Turn, count_turns(pass, section) + 1);
     for (int i = 0; i < graph->n_nodes; i++)
-        if (graph->node[i]->section == section && is_offloaded(pass, graph->node[i])) cut_update(pass, turns, i);
+        if (graph->node[i]->section == section && is_offloaded(pass, graph->node[i]))
+            cut_update(pass, turns, i);
     qsort(turns->turn, (size_t)turns->n, sizeof *turns->turn, by_time);
 }
 
@@ -287,7 +288,7 @@ static Tensor *bring(Pass *pass, int number, Turn *turn, int at, Tensor *from) {
 /* Where the turn's elements of a tensor are between steps. */
 static Tensor *lying(Pass *pass, const Turn *turn, Tensor *tensor) {
     return is_state(pass, tensor) ? offload_home_of(&pass->arrays, tensor, turn->first)
-                                    : part_of(pass, turn, tensor);
+                                  : part_of(pass, turn, tensor);
 }
 
 /* The copy is written and not read; but where a factor says that nothing changes, it goes back as it came. */
@@ -524,9 +525,10 @@ static void keep_pieces(Pass *pass, const Node *node) {
     const Node **move = ARENA_ARRAY(&graph->arena, const Node *, to->n_homes + 1);
     int64_t first = tensor_root_element(node->output[0]), end = first + tensor_count(node->output[0]);
     int64_t size = (int64_t)dtype_info(to->root->dtype)->n_bytes;
-    graph_check(graph, !offload_is_in_file(node->input[0]),
-                "--delayed-update keeps a second gradient beside that in a file; give gradients:host, or leave "
-                "out gradients");
+    graph_check(
+        graph, !offload_is_in_file(node->input[0]),
+        "--delayed-update keeps a second gradient beside that in a file; give gradients:host, or leave "
+        "out gradients");
     for (int i = 0; i < to->n_homes; i++) {
         int64_t at = (int64_t)to->homes[i].first_byte / size, n = tensor_count(to->homes[i].home);
         if (at < first || at + n > end) continue;

@@ -203,7 +203,7 @@ static void record_frozen(TrainStep *step, const FlatTensors *tensors) {
     if (step->options.sync.compression.is_auto)
         step->variance_norm = optimizer_record_variance_norm(&step->optimizer, step->loss.parameters.table,
                                                              &step->compressed, graph);
-    graph->regimes = REGIME_COMPRESSED;
+    graph->regimes = REGIME_COMPRESSED | (step->compressed.local.buffer ? REGIME_LOCAL : 0);
     gradient_sync_pair(&step->sync, graph, tensors);
     optimizer_record_compressed(options, &step->optimizer, &step->loss.parameters, &step->compressed,
                                 &step->lamb, step->loss.scale, graph);

@@ -250,7 +250,8 @@ static Status run_actions(TrainStep *step, const BatchSource *source, int64_t in
  * for. */
 bool train_step_runs_ahead(const TrainStep *step) {
     return executor_sends(&step->executor) && !step->loss.scale && !step->options.pipeline &&
-           !step->optimizer.late && !step->optimizer.assumed && STEP_MOST_BEGUN * step->n_actions <= EXECUTOR_MAX_PENDING;
+           !step->optimizer.late && !step->optimizer.assumed &&
+           STEP_MOST_BEGUN * step->n_actions <= EXECUTOR_MAX_PENDING;
 }
 
 /* Results travel in places 0 to 3, or 4 to 7. */
@@ -323,15 +324,17 @@ static Status upload_scale(TrainStep *step, Error *error) {
 }
 
 /* Which nodes step `index` runs. */
-static void begin_regime(TrainStep *step, int64_t index) {
+static void begin_regime(TrainStep *step, int64_t index, double rate) {
     if (!step->compressed.comm) return;
-    bool is_exact = compression_is_exact(&step->options.sync.compression, index);
+    const Compression *compression = &step->options.sync.compression;
+    bool is_exact = compression_is_exact(compression, index);
+    bool joins = step->must_join || compression_joins(compression, index, rate);
     CompressedPhase *phase = &step->phase;
     phase->index = index;
     if (is_exact) phase->has_entered = phase->is_frozen = false;
-    step->regimes = is_exact             ? REGIME_EXACT
-                    : phase->has_entered ? REGIME_COMPRESSED | REGIME_LATER
-                                         : REGIME_COMPRESSED | REGIME_ENTRY;
+    step->regimes = joins ? REGIME_COMPRESSED : REGIME_LOCAL;
+    step->regimes |= phase->has_entered ? REGIME_LATER : REGIME_ENTRY;
+    if (is_exact) step->regimes = REGIME_EXACT;
     if (!is_exact && !phase->is_frozen) step->regimes |= REGIME_FREEZE;
 }
 
@@ -346,10 +349,29 @@ static void freeze_correction(TrainStep *step, double rate, float *hyper) {
     hyper[HYPER_CORRECTION2] = then[HYPER_CORRECTION2];
 }
 
+/* How far the ranks have gone by themselves with this step. A rate of 0 still tells whose momentum counts. */
+static Status begin_local(TrainStep *step, double rate, const float *hyper, Error *error) {
+    const double least = 1e-20;
+    LocalPhase *local = &step->phase.local;
+    float numbers[N_LOCAL];
+    double distance = fmax(rate * (double)hyper[HYPER_CORRECTION1], least);
+    if (!step->compressed.local.numbers) return STATUS_OK;
+    if (!local->is_apart) *local = (LocalPhase){.keep = 1.0};
+    local->is_apart = step->regimes & REGIME_LOCAL;
+    local->distance += distance;
+    local->keep *= 1.0 - rate * step->optimizer_options.weight_decay;
+    numbers[LOCAL_STEP] = (float)distance;
+    numbers[LOCAL_KEEP] = (float)local->keep;
+    numbers[LOCAL_DISTANCE] = (float)local->distance;
+    numbers[LOCAL_PER_DISTANCE] = (float)(1.0 / local->distance);
+    numbers[LOCAL_ROOT] = (float)sqrt((double)hyper[HYPER_CORRECTION2]);
+    return executor_upload(&step->executor, step->compressed.local.numbers, numbers, error);
+}
+
 /* After a step that changed something, or one that was skipped: then what was gathered need not be good. */
 static void end_regime(TrainStep *step, bool was_skipped) {
     step->phase.n_variance_updates += step->regimes == REGIME_EXACT && !was_skipped;
-    step->phase.has_entered = (step->regimes & REGIME_COMPRESSED) && !was_skipped;
+    step->phase.has_entered = (step->regimes & (REGIME_COMPRESSED | REGIME_LOCAL)) && !was_skipped;
     step->phase.is_frozen |= step->phase.has_entered;
 }
 
@@ -382,9 +404,10 @@ Status train_step_begin(TrainStep *step, const BatchSource *source, int64_t inde
     bool has_first = was_uploaded_ahead(step, source, index);
     /* Before the backward: an eager update reads it there. */
     float hyper[N_HYPER];
-    begin_regime(step, index);
+    begin_regime(step, index, rate);
     begin_update(step, index, rate, hyper);
     TRY(upload_numbers(step, step->optimizer.hyper, hyper, error)); /* updates may stand in the backward */
+    TRY(begin_local(step, rate, hyper, error));
     TRY(upload_scale(step, error));
     TRY(run_actions(step, source, index, has_first, true, &was_abandoned, error));
     if (!was_abandoned) {
