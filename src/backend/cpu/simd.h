@@ -44,12 +44,20 @@ static inline vec vec_set(float x) {
 /* The first n lanes (0 < n < VEC_LANES); the others are `fill`. */
 static inline vec vec_load_part(const float *p, int n, float fill) {
     vec v = vec_set(fill);
+#if defined(__AVX512F__)
+    v = (vec)_mm512_mask_loadu_ps((__m512)v, (__mmask16)((1u << n) - 1), p);
+#else
     memcpy(&v, p, (size_t)n * sizeof(float));
+#endif
     return v;
 }
 
 static inline void vec_store_part(float *p, vec v, int n) {
+#if defined(__AVX512F__)
+    _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), (__m512)v);
+#else
     memcpy(p, &v, (size_t)n * sizeof(float));
+#endif
 }
 
 /* a·b + c, fused where the machine can. */

@@ -188,7 +188,10 @@ void backward_unpack_rows(const float *from, int64_t T, int size, float factor, 
             vec value = vec_load(from + d) * vec_set(factor);
             vec_store(to + d, adds ? vec_load(to + d) + value : value);
         }
-        for (; d < size; d++) to[d] = from[d] * factor + (adds ? to[d] : 0.0f);
+        if (d == size) continue;
+        vec value = vec_load(from + d) * vec_set(factor);
+        if (adds) value = vec_load_part(to + d, size - d, 0.0f) + value;
+        vec_store_part(to + d, value, size - d);
     }
 }
 

@@ -126,19 +126,23 @@ static void attend_key_tile(const TileQueries *queries, const TileState *tile, i
     }
 }
 
-/* y = output·factor + before·keep. A factor of 0 leaves out what need not be a number. */
+static inline vec finished(const float *output, float factor, vec before, float keep) {
+    vec value = factor == 0.0f ? vec_set(0.0f) : vec_load(output) * vec_set(factor);
+    return keep != 0.0f ? vec_fma(before, vec_set(keep), value) : value;
+}
+
+/* y = output·factor + before·keep, of rows of output that are padded. A factor of 0 leaves out what need not
+ * be a number. */
 static void finish_row(float *y, const float *output, float factor, const float *before, float keep,
                        int size) {
+    const vec nothing = vec_set(0.0f);
+    const bool adds = keep != 0.0f;
     int d = 0;
-    for (; d + VEC_LANES <= size; d += VEC_LANES) {
-        vec value = factor == 0.0f ? vec_set(0.0f) : vec_load(output + d) * vec_set(factor);
-        if (keep != 0.0f) value = vec_fma(vec_load(before + d), vec_set(keep), value);
-        vec_store(y + d, value);
-    }
-    for (; d < size; d++) {
-        float value = factor == 0.0f ? 0.0f : output[d] * factor;
-        y[d] = keep != 0.0f ? fmaf(before[d], keep, value) : value;
-    }
+    for (; d + VEC_LANES <= size; d += VEC_LANES)
+        vec_store(y + d, finished(output + d, factor, adds ? vec_load(before + d) : nothing, keep));
+    if (d == size) return;
+    vec rest = adds ? vec_load_part(before + d, size - d, 0.0f) : nothing;
+    vec_store_part(y + d, finished(output + d, factor, rest, keep), size - d);
 }
 
 /* Parts of a row's keys: with w = e^(lse - the larger lse) each counts w / Σw. */
@@ -170,7 +174,9 @@ void tile_begin(const TileQueries *queries, const TileState *tile, int64_t first
         int d = 0;
         for (; d + VEC_LANES <= size; d += VEC_LANES)
             vec_store(tile->q + row * size + d, vec_load(q + d) * vec_set(factor));
-        for (; d < size; d++) tile->q[row * size + d] = q[d] * factor;
+        if (d < size)
+            vec_store_part(tile->q + row * size + d, vec_load_part(q + d, size - d, 0.0f) * vec_set(factor),
+                           size - d);
         vec_store(tile->sum + row * VEC_LANES, vec_set(0.0f));
         tile->maximum[row] = -FLT_MAX; /* not -inf: then a score of -inf is still below it, and not a NaN */
     }

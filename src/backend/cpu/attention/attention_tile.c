@@ -94,8 +94,7 @@ void tile_pack_rows(const float *from, int64_t from_step, int64_t n, int size, f
     for (int64_t i = 0; i < n; i++, from += from_step, to += padded) {
         int d = 0;
         for (; d + VEC_LANES <= size; d += VEC_LANES) vec_store(to + d, vec_load(from + d) * vec_set(factor));
-        for (; d < size; d++) to[d] = from[d] * factor;
-        for (; d < padded; d++) to[d] = 0.0f;
+        if (d < size) vec_store(to + d, vec_load_part(from + d, size - d, 0.0f) * vec_set(factor));
     }
 }
 
@@ -122,13 +121,20 @@ static inline void transpose_quad(const float *from, int64_t from_step, float *t
     memcpy(to + 3 * TILE_KEYS, &r3, sizeof r3);
 }
 
+/* Elements `d` .. size - 1 of four rows to as many columns. */
+static void pack_quads(const float *rows, int64_t from_step, int d, int size, float *to) {
+    for (; d + 4 <= size; d += 4) transpose_quad(rows + d, from_step, to + (int64_t)d * TILE_KEYS);
+    for (; d < size; d++)
+        for (int i = 0; i < 4; i++) to[(int64_t)d * TILE_KEYS + i] = rows[i * from_step + d];
+}
+
 /* VEC_LANES rows of `size` floats to as many columns. */
-static void pack_square_columns(const float *rows, int64_t from_step, int size, float *to) {
+static void pack_squares(const float *rows, int64_t from_step, int size, float *to) {
     int d = 0;
     for (; d + VEC_LANES <= size; d += VEC_LANES)
         vec_transpose(rows + d, from_step, to + (int64_t)d * TILE_KEYS, TILE_KEYS);
-    for (; d < size; d++)
-        for (int i = 0; i < VEC_LANES; i++) to[(int64_t)d * TILE_KEYS + i] = rows[i * from_step + d];
+    for (int i = 0; i < VEC_LANES && d < size; i += 4)
+        pack_quads(rows + i * from_step, from_step, d, size, to + i);
 }
 
 void tile_pack_columns(const float *from, int64_t from_step, int64_t n, int size, float *to) {
@@ -136,15 +142,9 @@ void tile_pack_columns(const float *from, int64_t from_step, int64_t n, int size
         int64_t columns = tile_min(TILE_KEYS, n - first), column = 0;
         const float *tile = from + first * from_step;
         for (; column + VEC_LANES <= columns; column += VEC_LANES)
-            pack_square_columns(tile + column * from_step, from_step, size, to + column);
-        for (; column + 4 <= columns; column += 4) {
-            const float *rows = tile + column * from_step;
-            int d = 0;
-            for (; d + 4 <= size; d += 4)
-                transpose_quad(rows + d, from_step, to + (int64_t)d * TILE_KEYS + column);
-            for (; d < size; d++)
-                for (int i = 0; i < 4; i++) to[(int64_t)d * TILE_KEYS + column + i] = rows[i * from_step + d];
-        }
+            pack_squares(tile + column * from_step, from_step, size, to + column);
+        for (; column + 4 <= columns; column += 4)
+            pack_quads(tile + column * from_step, from_step, 0, size, to + column);
         for (; column < columns; column++)
             for (int d = 0; d < size; d++) to[(int64_t)d * TILE_KEYS + column] = tile[column * from_step + d];
         for (; column % VEC_LANES; column++)

@@ -14,14 +14,7 @@ static inline int n_vectors(int n) {
 static inline vec row_vector(const float *x, int E, int i, float fill) {
     int left = E - i * VEC_LANES;
     x += i * VEC_LANES;
-    if (left >= VEC_LANES) return vec_load(x);
-#if defined(__AVX512F__)
-    return (vec)_mm512_mask_loadu_ps((__m512)vec_set(fill), (__mmask16)((1u << left) - 1), x);
-#else
-    float lane[VEC_LANES];
-    for (int k = 0; k < VEC_LANES; k++) lane[k] = k < left ? x[k] : fill;
-    return vec_load(lane);
-#endif
+    return left >= VEC_LANES ? vec_load(x) : vec_load_part(x, left, fill);
 }
 
 /* What is no number is passed over here, and makes the sum none. */
