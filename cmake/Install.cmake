@@ -20,6 +20,12 @@ if(CMAKE_SYSTEM_NAME STREQUAL Linux AND CMAKE_LINKER AND CMAKE_OBJCOPY AND NOT C
     set_target_properties(
         pgpt_closed PROPERTIES OUTPUT_NAME pgpt LINKER_LANGUAGE C
                                ARCHIVE_OUTPUT_DIRECTORY "${CMAKE_CURRENT_BINARY_DIR}/closed")
+    # Files alone are no order between targets where several are built at once.
+    foreach(objects IN ITEMS pgpt_objects pgpt_cuda pgpt_cuda_90a)
+        if(TARGET ${objects})
+            add_dependencies(pgpt_closed ${objects})
+        endif()
+    endforeach()
     install(TARGETS pgpt_closed)
 else()
     install(TARGETS pgpt_static)

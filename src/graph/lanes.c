@@ -51,8 +51,8 @@ bool lanes_is_beside(const Node *node) {
     return node->op->lane > 0 && !node_is_left_out(node);
 }
 
-/* The last of nodes after + 1 .. i - 1 on a lane that node i must not meet, -1 if there is none. `last` is the
- * last on that lane, `before` has for each node the one before it on its lane. */
+/* The last of nodes after + 1 .. i - 1 on a lane that node i must not meet, -1 if there is none. `last` is
+ * the last on that lane, `before` has for each node the one before it on its lane. */
 static int last_collision(const Graph *graph, int first, const int *before, int i, int last, int after) {
     for (int k = last; k > after; k = before[k])
         if (collide(graph->node[first + i], graph->node[first + k])) return k;

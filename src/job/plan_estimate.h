@@ -1,5 +1,6 @@
 /* Layouts of the tuner by estimate: sums of what a probe has found (plan_probe.h), with the bubble by the
- * schedule's formula and collectives by theirs. An estimate is some arithmetic, so all layouts can have one. */
+ * schedule's formula and collectives by theirs. An estimate is some arithmetic, so all layouts can have
+ * one. */
 #ifndef PGPT_JOB_PLAN_ESTIMATE_H
 #define PGPT_JOB_PLAN_ESTIMATE_H
 
@@ -27,8 +28,8 @@ typedef struct {
 
 Estimate plan_estimate(const Search *search, const ProbeCost *probe, const PlanLayout *layout);
 
-/* The same with what the layout keeps at the host there; bytes INFINITY: it does not fit there either. `share`:
- * the part of it that there is room for on the device. */
+/* The same with what the layout keeps at the host there; bytes INFINITY: it does not fit there either.
+ * `share`: the part of it that there is room for on the device. */
 Estimate plan_estimate_offloaded(const Search *search, const PlanLayout *layout, const Estimate *from,
                                  double *share);
 

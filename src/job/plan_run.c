@@ -184,6 +184,11 @@ static Status choose_device(PlanRun *plan, Error *error) {
                           "cuda:h200, cuda:h100 or cuda:a100",
                           machine_name(plan), device->device);
     bool is_gpu = kind != DEVICE_CPU;
+    if (is_gpu != machine_is_gpu(&plan->machine.machine))
+        return error_user(error,
+                          is_gpu ? "machine %s: cores are of a CPU, and device = %s is none; leave out one"
+                                 : "machine %s: device = %s, and no cores; give how many a host has",
+                          machine_name(plan), device->device);
     if (train->device != DEVICE_AUTO && (train->device != DEVICE_CPU) != is_gpu)
         return error_user(error, "--device %s and machine %s, which has %s; leave --device out",
                           device_plan_names[train->device], machine_name(plan), is_gpu ? "GPUs" : "none");

@@ -1,9 +1,9 @@
-/* What all layouts of a tp, cp, ep, micro-batch and recompute have in common is probed once (plan_probe.h), and
- * probes are what takes the time. A *chain* is one tp, cp, ep and recompute with rising micro-batches: when
- * nothing of a micro-batch fits any more, larger ones need more memory, and the chain ends. So probes go in
- * waves, one micro-batch of every chain that goes on, on as many threads as there are; a thread writes into
- * lists of its task alone. What follows from a wave is decided in the order of the chains, and lists are put
- * together in that order. */
+/* What all layouts of a tp, cp, ep, micro-batch and recompute have in common is probed once (plan_probe.h),
+ * and probes are what takes the time. A *chain* is one tp, cp, ep and recompute with rising micro-batches:
+ * when nothing of a micro-batch fits any more, larger ones need more memory, and the chain ends. So probes go
+ * in waves, one micro-batch of every chain that goes on, on as many threads as there are; a thread writes
+ * into lists of its task alone. What follows from a wave is decided in the order of the chains, and lists are
+ * put together in that order. */
 #include "job/plan_search.h"
 
 #include "graph/passes/recompute.h"

@@ -234,9 +234,9 @@ uint64_t memory_state_bytes(const GradientSyncOptions *sync, const MemoryChoice 
 
 /* ---- in words */
 
-/* What the host's memory and a disk are good for, as a rule: the advice is a figure to expect, not a
- * promise. */
-#define HOST_BYTES_A_SECOND 5e10
+/* What a bus and a disk are good for, as a rule: the advice is a figure to expect, not a promise, and without
+ * clipping much of it hides behind the backward. */
+#define BUS_BYTES_A_SECOND  5e10
 #define DISK_BYTES_A_SECOND 1.5e9
 
 /* As options, those that are as they were left out. */
@@ -259,7 +259,7 @@ static void append_choice(const MemoryQuestion *question, const MemoryChoice *ch
     if (choice->offloads == present->offloads) return;
     if (question->is_gpu)
         snprintf(text + n, n_bytes - n, "--offload optimizer, some %.2g s more a step ",
-                 question->offload_bytes / HOST_BYTES_A_SECOND);
+                 question->offload_bytes / BUS_BYTES_A_SECOND);
     else
         snprintf(text + n, n_bytes - n, "--offload optimizer:file=DIR, some %.2g s more a step ",
                  question->offload_bytes / DISK_BYTES_A_SECOND);

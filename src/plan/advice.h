@@ -32,7 +32,7 @@ typedef struct {
     bool is_gpu;              /* 16-bit numbers are worth it there */
     bool has_one_micro_batch; /* the batch is what has to become smaller */
     bool may_offload;         /* optimizer state could be kept elsewhere, and is not */
-    double offload_bytes;     /* that the host then reads and writes a step */
+    double offload_bytes;     /* that then cross the bus each way a step, or that a disk reads and writes */
     /* Bytes that a choice needs, by planning it. */
     Status (*plan)(void *context, const MemoryChoice *choice, uint64_t *n_bytes, Error *error);
     /* Bytes that it needs at the very least, without planning: what a rank holds of weights, gradients and

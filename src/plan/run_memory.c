@@ -68,14 +68,14 @@ static bool may_offload(const Trainer *trainer) {
     return keeps && is_exact;
 }
 
-/* Of a step: gradient and state are read, state and weights written; of a file, the state alone. */
+/* Of a step: the state comes and goes. Over a device's bus it does both at once, so one way is what takes the
+ * time; a disk has one queue for both. */
 static double offload_bytes(const Trainer *trainer) {
     const OptimizerTensors *optimizer = &trainer->step.optimizer;
     double state = 0.0;
     for (int i = 0; i < optimizer->n_moments; i++) state += (double)tensor_bytes(optimizer->moment[i]);
     if (optimizer->master) state += (double)tensor_bytes(optimizer->master);
-    double n = (double)trainer->step.sync.moments.n_local;
-    return backend_has_own_memory(trainer->setup.backend) ? 2.0 * state + 6.0 * n : 2.0 * state;
+    return backend_has_own_memory(trainer->setup.backend) ? state : 2.0 * state;
 }
 
 static Status refuse(const Trainer *trainer, uint64_t needed, uint64_t usable, int n_sharing, Error *error) {

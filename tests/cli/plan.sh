@@ -73,6 +73,7 @@ refused "/--print-program is of 'pgpt train'/" plan --print-program
 
 # The same mistakes, the same words.
 while read -r words; do
+    [[ -n $words ]] || continue
     # shellcheck disable=SC2086 # several words
     refused train --print-mesh $words
     said=$(cat "$SCRATCH/err")
@@ -90,6 +91,56 @@ done <<END
 --model minni
 --model mini --cp 200
 --model mini --data nowhere.txt
+$(! is_long || cat <<LONGER
+--model mini --batch 0
+--model mini --batch 10 --micro-batch 3 --pp 2 --schedule interleaved
+--model mini --layers 0
+--model mini --channels -4
+--model mini --dtype f64
+--model mini --tp 5 --experts 2 --ep 3
+--model mini --zero 4
+--model mini --optimizer adam
+--model mini --recompute every
+--model mini --recompute -1
+--model mini --pp 2 --recompute-stages 1
+--model mini --pp 2 --recompute-stages 1,1 --recompute 1
+--model mini --offload disk
+--model mini --offload-share 2
+--model mini --offload activations --recompute 1 --pp 2 --schedule pipedream
+--model mini --schedule pipedream --pp 2 --dtype f16
+--model mini --schedule zigzag
+--model mini --compress topk
+--model mini --compress topk:2
+--model mini --compress 1bit-adam --dp 1
+--model mini --clip -1
+--model mini --steps -1
+--model mini --sequence 5000
+--model mini --context 0
+--model mini --kv-heads 5
+--model mini --position spiral
+--model mini --attention window
+--model mini --attention window:0
+--model mini --dropout 1.5
+--model mini --experts 4 --router none
+--model mini --depth-capacity 2
+--model mini --eager-update --clip 1
+--model mini --pp 2 --eager-update --clip 0
+--model mini --threads 0x
+--model mini --tokenizer none
+--model mini --resume nowhere
+--model mini --loss-chunk -1
+--model mini --allreduce fastest
+--model mini --bucket-mb -1
+--model mini --sync server
+--model mini --sync push --zero 1
+--model mini --sync local --pp 2
+--model mini --device cuda:h900
+--model mini --pp 2 --stages 3,1
+--model mini --vocab 7 --tokenizer char
+--model
+--model mini --out
+LONGER
+)
 END
 
 # The tuner: its best is what a plan of its line says, and fits; more of anything never makes it slower.
@@ -118,10 +169,21 @@ refused '/no layout of mini on 4 devices can be/' plan --model mini --batch 16 -
 # Tables and budgets.
 pgpt plan --table links --model nano --machine ethernet --gpus 4 --batch 8
 (($(grep -Ec '^ +[1248] ' out) == 4)) || fail "not a line for 1, 2, 4 and 8 links: $(cat out)"
+pgpt plan --table links --model nano --machine ethernet --gpus 2 --batch 8 --json
+(($(tail -n 1 out | grep -o '"best_step_ms"' | wc -l) == 4)) || fail "$(tail -n 1 out)"
+refused '/--table links is about what hosts send each other/' plan --table links --model nano --machine a100 --gpus 8 --batch 8
 pgpt plan --budget '2 H200, 5 hours' --sequence 512
 grep -Eq '^2 x H200-SXM-141GB for 5h00m: .* parameters on .* tokens' out || fail "$(cat out)"
 grep -Eq '^mpirun -n 2 pgpt train --layers [0-9]+ .*--steps [0-9]+$' out || fail "$(cat out)"
 refused "/--budget 'much': write devices/" plan --budget much
+for text in '8 H200' '8 H200, 3' '0 H200, 3 days' '8 H200, -3 days' '8 H200, nan days' '8 H200, 3 days, 4' '8 H200, 3 dayz' \
+    '8 H200, 1e30 days'; do
+    refused "/--budget '$text': write devices/" plan --budget "$text"
+done
+refused '/--budget names the devices .* leave out --gpus/' plan --budget '8 H200, 3 days' --gpus 4
+refused '/--budget finds the model; leave out --model/' plan --budget '8 H200, 3 days' --model gpt2
+pgpt plan --budget '2 x H200, 5 Hours' --sequence 512 --json
+[[ $(tail -n 1 out | field devices) == 2 && $(tail -n 1 out | field seconds) == 18000.0 ]] || fail "$(tail -n 1 out)"
 refused "/--budget '8 H200, 3 moons': write devices/" plan --budget '8 H200, 3 moons'
 refused "/no machine 'h900'/" plan --budget '8 H900, 3 days'
 if is_long; then

@@ -54,13 +54,28 @@ static bool can_wait(const Graph *graph, int position, int end) {
     return n_outputs == 1 && node->chunk == graph->node[end]->chunk;
 }
 
-static int move_writers(Graph *graph, const Tensor *gradient) {
-    int last = -1, n_earlier = 0;
-    for (int i = graph->n_nodes - 1; i >= 0 && last < 0; i--) {
-        if (writes(graph->node[i], gradient)) last = i;
+/* Who writes a tensor: how many nodes, and the first and the last of them in the list. */
+typedef struct {
+    int n, first, last;
+} Writers;
+
+static void find_writers(const Graph *graph, Writers *writers) {
+    for (int i = 0; i < graph->n_tensors; i++) writers[i] = (Writers){0};
+    for (int i = 0; i < graph->n_nodes; i++) {
+        const Node *node = graph->node[i];
+        for (int k = 0; k < node->n_outputs; k++) {
+            if (!node->output[k]) continue;
+            Writers *of = &writers[node->output[k]->id];
+            if (!of->n++) of->first = i;
+            of->last = i;
+        }
     }
+}
+
+static int move_writers(Graph *graph, const Tensor *gradient, const Writers *writers) {
+    int last = writers->last, n_earlier = 0;
     size_t n_kept_bytes = 0;
-    for (int i = 0; i < last; i++) {
+    for (int i = writers->first; i < last; i++) {
         if (!writes(graph->node[i], gradient)) continue;
         if (!can_wait(graph, i, last)) return 0;
         n_kept_bytes += kept_bytes(graph, graph->node[i], last);
@@ -68,7 +83,7 @@ static int move_writers(Graph *graph, const Tensor *gradient) {
     }
     if (!n_earlier || n_kept_bytes >= tensor_bytes(gradient)) return 0;
     int n_moved = 0;
-    for (int i = 0; i + n_moved < last;) {
+    for (int i = writers->first; i + n_moved < last;) {
         Node *node = graph->node[i];
         if (!writes(node, gradient)) {
             i++;
@@ -82,24 +97,19 @@ static int move_writers(Graph *graph, const Tensor *gradient) {
     return n_moved;
 }
 
-/* Of every tensor, by its id: only where there are several can one wait. */
-static void count_writers(const Graph *graph, int *n_writers) {
-    for (int i = 0; i < graph->n_nodes; i++) {
-        const Node *node = graph->node[i];
-        for (int k = 0; k < node->n_outputs; k++)
-            if (node->output[k]) n_writers[node->output[k]->id]++;
-    }
-}
-
 int lazy_gradients(Graph *graph) {
     Arena scratch = {0};
-    int n_moved = 0, *n_writers = ARENA_ARRAY(&scratch, int, graph->n_tensors + 1);
-    count_writers(graph, n_writers);
+    Writers *writers = ARENA_ARRAY(&scratch, Writers, graph->n_tensors + 1);
+    int n_moved = 0;
+    find_writers(graph, writers);
     for (int i = 0; i < graph->n_tensors && graph->error.status == STATUS_OK; i++) {
         const Tensor *tensor = graph->tensor[i];
         const Tensor *gradient = tensor->gradient;
         if (tensor->place != PLACE_PARAMETER || !gradient || gradient->place != PLACE_ACTIVATION) continue;
-        if (n_writers[gradient->id] > 1) n_moved += move_writers(graph, gradient);
+        if (writers[gradient->id].n < 2) continue; /* it waits for nobody */
+        int n = move_writers(graph, gradient, &writers[gradient->id]);
+        if (n) find_writers(graph, writers);
+        n_moved += n;
     }
     arena_free(&scratch);
     return n_moved;

@@ -3,6 +3,8 @@
  * touches the sums. */
 #include "graph/passes/sums.h"
 
+#include "base/arena.h"
+
 static int count_outputs(const Node *node) {
     int n_outputs = 0;
     for (int k = 0; k < node->n_outputs; k++) n_outputs += node->output[k] != NULL;
@@ -26,15 +28,20 @@ static bool node_meets(const Node *node, Tensor *tensor) {
     return false;
 }
 
-/* The position of the only node that writes any of the tensor's memory, -1 if there are none or several. */
-static int only_writer(const Graph *graph, Tensor *tensor) {
-    int writer = -1;
+/* By the id of a root: the position of the only node that writes any of its memory, -1 if there are several,
+ * -2 if there are none. */
+enum { SEVERAL = -1, NOBODY = -2 };
+
+static void find_only_writers(const Graph *graph, int *only) {
+    for (int i = 0; i < graph->n_tensors; i++) only[i] = NOBODY;
     for (int i = 0; i < graph->n_nodes; i++) {
-        if (!node_writes_root(graph->node[i], tensor_root(tensor))) continue;
-        if (writer >= 0) return -1;
-        writer = i;
+        const Node *node = graph->node[i];
+        for (int k = 0; k < node->n_outputs; k++) {
+            if (!node->output[k]) continue;
+            int *at = &only[tensor_root(node->output[k])->id];
+            *at = *at == NOBODY || *at == i ? i : SEVERAL;
+        }
     }
-    return writer;
 }
 
 /* Where the writer of x can leave the sums of its columns, -1: nowhere. */
@@ -47,11 +54,11 @@ static int place_for_sums(const Node *writer, const Tensor *x) {
     return -1;
 }
 
-static bool move_output(Graph *graph, const Backend *backend, int reader, int output) {
+static bool move_output(Graph *graph, const Backend *backend, int *only, int reader, int output) {
     Node *node = graph->node[reader];
     int input = node->op->sums_input(node, output);
     if (input < 0 || !node->output[output] || count_outputs(node) < 2) return false;
-    int at = only_writer(graph, node->input[input]);
+    int at = only[tensor_root(node->input[input])->id];
     if (at < 0 || at > reader || graph->node[at]->section != node->section) return false;
     if (graph->node[at]->chunk != node->chunk) return false;
     Node *writer = graph->node[at];
@@ -68,15 +75,20 @@ static bool move_output(Graph *graph, const Backend *backend, int reader, int ou
     writer->write[place] = node->write[output];
     node->output[output] = NULL;
     if (sums->producer == node) sums->producer = writer;
+    int *of_sums = &only[tensor_root(sums)->id];
+    if (*of_sums == reader) *of_sums = node_writes_root(node, tensor_root(sums)) ? SEVERAL : at;
     return true;
 }
 
 int move_column_sums(Graph *graph, const Backend *backend) {
-    int n_moved = 0;
+    Arena scratch = {0};
+    int n_moved = 0, *only = ARENA_ARRAY(&scratch, int, graph->n_tensors + 1);
+    find_only_writers(graph, only);
     for (int i = 0; i < graph->n_nodes && graph->error.status == STATUS_OK; i++) {
         const Node *node = graph->node[i];
         for (int k = 0; k < node->n_outputs && node->op->sums_input; k++)
-            n_moved += move_output(graph, backend, i, k);
+            n_moved += move_output(graph, backend, only, i, k);
     }
+    arena_free(&scratch);
     return n_moved;
 }
