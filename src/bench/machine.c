@@ -9,6 +9,7 @@
 #include "bench/limits.h"
 #include "bench/machine_links.h"
 #include "bench/machine_samples.h"
+#include "bench/message_samples.h"
 
 #include <math.h>
 #include <pthread.h>
@@ -137,21 +138,14 @@ static Status measure_cpu(MachineMeasure *measure, const BenchSetup *setup, Mach
     return STATUS_OK;
 }
 
-/* All ranks that have a core compute at the same time, each by one thread: how much slower is one than alone,
- * and what does memory carry for all? */
-static Status measure_together(MachineMeasure *measure, const BenchSetup *setup, const MachineSamples *one,
-                               Comm *ranks, Error *error) {
+/* How much slower is an instruction that is no matter of memory than alone, and what does memory carry for
+ * all? The same instructions, in the same order. */
+static void compare(MachineMeasure *measure, const MachineSamples *one, const MachineSamples *busy,
+                    int n_ranks) {
     MachineDevice *device = &measure->machine.device;
-    MachineSamples busy = {0};
-    double alone = 0.0, together = 0.0, memory = 0.0, cache = device->cache_mib * 1048576.0 / ranks->size;
-    CoreSet all = cores_possible(), mine = cores_slice(&all, ranks->rank, ranks->size),
-            before = cores_allowed();
-    cores_bind(&mine);
-    machine_samples_take(&busy, setup, 1, ranks, error);
-    cores_bind(&before);
-    for (int i = 0; i < busy.n && ranks->rank == 0 && i < one->n;
-         i++) { /* the same ones, in the same order */
-        const MachineSample *sample = &busy.sample[i];
+    double alone = 0.0, together = 0.0, memory = 0.0, cache = device->cache_mib * 1048576.0 / n_ranks;
+    for (int i = 0; i < busy->n && i < one->n; i++) {
+        const MachineSample *sample = &busy->sample[i];
         bool is_memory = sample->key.n_sizes == 1 && sample->bytes > cache;
         if (is_memory) memory = fmax(memory, sample->n * sample->bytes / sample->seconds);
         if (is_memory) continue;
@@ -159,9 +153,37 @@ static Status measure_together(MachineMeasure *measure, const BenchSetup *setup,
         alone += one->sample[i].seconds / one->sample[i].n;
     }
     if (together > 0.0) device->busy_efficiency = fmin(1.0, fmax(0.1, alone / together));
-    if (memory > 0.0 && ranks->rank == 0) measure->machine.host.host_memory_gbs = ranks->size * memory * 1e-9;
+    if (memory > 0.0) measure->machine.host.host_memory_gbs = n_ranks * memory * 1e-9;
+}
+
+/* All ranks that have a core compute at the same time, each by one thread. */
+static Status measure_together(MachineMeasure *measure, const BenchSetup *setup, const MachineSamples *one,
+                               Comm *ranks, double *seconds, Error *error) {
+    MachineSamples busy = {0};
+    CoreSet all = cores_possible(), mine = cores_slice(&all, ranks->rank, ranks->size),
+            before = cores_allowed();
+    cores_bind(&mine);
+    if (machine_samples_take(&busy, setup, 1, ranks, error) == STATUS_OK)
+        machine_steps_take(setup, ranks, seconds, error);
+    cores_bind(&before);
+    if (ranks->rank == 0 && error->status == STATUS_OK) {
+        compare(measure, one, &busy, ranks->size);
+        if (ranks->size == measure->machine.host.n_cores)
+            measure->machine.device.busy_samples = machine_samples_text(&busy, 1.0, &measure->arena);
+    }
     machine_samples_free(&busy);
     return error->status;
+}
+
+/* More ranks than cores: how long do their steps take, all together, where `seconds` are those of ranks with a
+ * core each? */
+static Status measure_crowd(MachineMeasure *measure, const BenchSetup *setup, Comm *world, int n_cores,
+                            double seconds, Error *error) {
+    double crowded;
+    TRY(machine_steps_take(setup, world, &crowded, error));
+    double part = crowded > 0.0 ? seconds * world->size / n_cores / crowded : 1.0;
+    measure->machine.device.crowd_efficiency = fmin(1.0, fmax(0.3, part));
+    return STATUS_OK;
 }
 
 /* ---- All of it */
@@ -221,29 +243,6 @@ static Status measure_alone(MachineMeasure *measure, const BenchSetup *setup, co
     return error->status;
 }
 
-/* Ranks that have a core each, as a communicator of their own, do the same beside each other. */
-static Status measure_ranks(MachineMeasure *measure, const BenchSetup *setup, const MachineSamples *one,
-                            Comm *world, Error *error) {
-    Comm some = {0};
-    int64_t n_cores = measure->machine.host.n_cores, n_devices = measure->machine.host.n_devices;
-    double shared[2] = {(double)n_cores, measure->machine.device.cache_mib};
-    TRY(comm_broadcast(world, shared, 2, COMM_F64, 0, error));
-    bool is_gpu = shared[0] == 0.0;
-    measure->machine.device.cache_mib = shared[1];
-    TRY(machine_measure_links(&measure->machine.host, setup, is_gpu, world, &measure->links, error));
-    if (is_gpu) {
-        measure->machine.host.n_devices = n_devices > world->size ? n_devices : world->size;
-        return STATUS_OK;
-    }
-    bool takes_part = world->rank < (int)shared[0];
-    TRY(comm_split(world, takes_part ? 0 : -1, world->rank, &some, error));
-    if (takes_part) {
-        if (some.size > 1) measure_together(measure, setup, one, &some, error);
-        comm_close(&some);
-    }
-    return error->status;
-}
-
 static void *let_sleep(void *opaque) {
     const Comm *world = opaque;
     const struct timespec begun = {.tv_nsec = 50000000};
@@ -252,7 +251,7 @@ static void *let_sleep(void *opaque) {
     return NULL;
 }
 
-/* The others sleep while the first measures: a rank that looks for messages takes time from its threads. A
+/* The others sleep while the first ones measure: a rank that looks for messages takes time from its threads. A
  * call that blocks is impatient from its beginning, so it is another thread that tells it to sleep. */
 static void wait_for_first(Comm *world, Error *error) {
     pthread_t thread;
@@ -263,6 +262,35 @@ static void wait_for_first(Comm *world, Error *error) {
     if (sleeps) world->table->be_patient(world->context, false);
 }
 
+/* Ranks that have a core each, as a communicator of their own, do the same beside each other. */
+static Status measure_ranks(MachineMeasure *measure, const BenchSetup *setup, const MachineSamples *one,
+                            Comm *world, Error *error) {
+    Comm some = {0};
+    double seconds = 0.0; /* of steps beside each other */
+    int64_t n_cores = measure->machine.host.n_cores, n_devices = measure->machine.host.n_devices;
+    double shared[2] = {(double)n_cores, measure->machine.device.cache_mib};
+    TRY(comm_broadcast(world, shared, 2, COMM_F64, 0, error));
+    bool is_gpu = shared[0] == 0.0;
+    measure->machine.device.cache_mib = shared[1];
+    TRY(machine_measure_links(&measure->machine.host, setup, is_gpu, world, &measure->links, error));
+    if (is_gpu) {
+        measure->machine.host.n_devices = n_devices > world->size ? n_devices : world->size;
+        return STATUS_OK;
+    }
+    int n_all = (int)shared[0];
+    bool takes_part = world->rank < n_all;
+    TRY(message_samples_take(world, n_all, &measure->arena, &measure->machine.host.message_samples, error));
+    TRY(comm_split(world, takes_part ? 0 : -1, world->rank, &some, error));
+    if (takes_part) {
+        if (some.size > 1) measure_together(measure, setup, one, &some, &seconds, error);
+        comm_close(&some);
+    }
+    wait_for_first(world, error);
+    TRY(error->status);
+    return n_all > 1 && world->size > n_all ? measure_crowd(measure, setup, world, n_all, seconds, error)
+                                            : STATUS_OK;
+}
+
 Status bench_machine_measure(MachineMeasure *measure, const BenchSetup *setup, Comm *world,
                              const char *folder, Error *error) {
     *measure = (MachineMeasure){.beyond = 1.0};
@@ -270,7 +298,9 @@ Status bench_machine_measure(MachineMeasure *measure, const BenchSetup *setup, C
     MachineSamples one = {0};
     machine->network = (MachineNetwork){.n_links = 1, .link_efficiency = 1.0, .n_hosts = 1, .step_us = 300.0};
     machine->device.thread_efficiency = machine->device.busy_efficiency = 1.0;
-    machine->device.samples = machine->device.all_thread_samples = "";
+    machine->device.crowd_efficiency = 1.0;
+    machine->device.samples = machine->device.all_thread_samples = machine->device.busy_samples = "";
+    machine->host.message_samples = "";
     if (world->rank == 0) measure_alone(measure, setup, folder, &one, error);
     if (world->size == 1 && error->status == STATUS_OK)
         machine_guess_links(&machine->host, machine->host.n_cores == 0, error);

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { N_STEPS = 5, N_WARM = 1 };
+enum { N_STEPS = 5, N_WARM = 1, N_ROUNDS = 4 };
 static const double most_seconds = 120.0; /* of all shapes of a GPU: those that are left are left out */
 
 typedef struct {
@@ -24,7 +24,7 @@ typedef struct {
 static const StepShape cpu_shapes[] = {{2, 4, 128, 128, 8, 512, 0.0, 0}, {1, 6, 384, 256, 8, 1024, 0.0, 0},
                                        {1, 6, 384, 256, 1, 64, 0.1, 0},  {1, 12, 768, 256, 2, 8192, 0.0, 0},
                                        {1, 4, 256, 512, 2, 256, 0.1, 0}, {2, 5, 40, 64, 16, 64, 0.0, 0},
-                                       {1, 8, 512, 64, 4, 2048, 0.0, 0}};
+                                       {1, 8, 512, 64, 4, 2048, 0.0, 0}, {1, 12, 768, 128, 1, 50257, 0.0, 0}};
 /* The usual ones first. */
 static const StepShape gpu_shapes[] = {
     {2, 12, 768, 1024, 32, 50304, 0.0, 0}, {2, 6, 384, 256, 64, 1024, 0.0, 0},
@@ -138,28 +138,54 @@ done:
     return error->status;
 }
 
-Status machine_samples_take(MachineSamples *samples, const BenchSetup *setup, int64_t n_threads,
-                            Comm *together, Error *error) {
-    bool is_gpu = n_threads == 0;
-    int n = is_gpu ? sizeof gpu_shapes / sizeof gpu_shapes[0] : sizeof cpu_shapes / sizeof cpu_shapes[0];
+/* Again and again, so that what slows a machine down for a while is not in all samples of a shape. */
+static Status all_on_host(MachineSamples *samples, const BenchSetup *setup, int64_t n_threads, Comm *together,
+                          Error *error) {
+    for (int round = 0; round < N_ROUNDS; round++) {
+        for (size_t i = 0; i < sizeof cpu_shapes / sizeof cpu_shapes[0]; i++) {
+            BenchSetup one = *setup;
+            TRY(set_shape(&one, &cpu_shapes[i], n_threads, error));
+            TRY(on_host(samples, &one, together, error));
+        }
+    }
+    return STATUS_OK;
+}
+
+static Status all_on_device(MachineSamples *samples, const BenchSetup *setup, Error *error) {
+    int n = sizeof gpu_shapes / sizeof gpu_shapes[0];
     uint64_t start = timer_now_ns();
     for (int i = 0; i < n; i++) {
         BenchSetup one = *setup;
-        TRY(set_shape(&one, is_gpu ? &gpu_shapes[i] : &cpu_shapes[i], n_threads, error));
-        if (is_gpu && samples->n_shapes && timer_seconds_since(start) > most_seconds) {
+        Error own = {0};
+        TRY(set_shape(&one, &gpu_shapes[i], 0, error));
+        if (samples->n_shapes && timer_seconds_since(start) > most_seconds) {
             samples->n_left_out += n - i;
             break;
         }
-        if (!is_gpu) {
-            TRY(on_host(samples, &one, together, error));
-            continue;
-        }
-        Error own = {0};
         if (on_device(samples, &one, &own) == STATUS_OK) continue;
         if (own.status != STATUS_USER || !samples->n_shapes) return *error = own, own.status;
         samples->n_left_out++; /* a device too small for it */
     }
     return STATUS_OK;
+}
+
+Status machine_samples_take(MachineSamples *samples, const BenchSetup *setup, int64_t n_threads,
+                            Comm *together, Error *error) {
+    if (n_threads == 0) return all_on_device(samples, setup, error);
+    return all_on_host(samples, setup, n_threads, together, error);
+}
+
+Status machine_steps_take(const BenchSetup *setup, Comm *together, double *seconds, Error *error) {
+    enum { N_OF_THEM = 2 };
+    MachineSamples samples = {0};
+    for (int i = 0; i < N_OF_THEM && error->status == STATUS_OK; i++) {
+        BenchSetup one = *setup;
+        if (set_shape(&one, &cpu_shapes[i], 1, error) != STATUS_OK) break;
+        on_host(&samples, &one, together, error);
+    }
+    *seconds = samples.step;
+    machine_samples_free(&samples);
+    return error->status;
 }
 
 void machine_samples_free(MachineSamples *samples) {

@@ -30,6 +30,11 @@ typedef struct {
  * time. */
 Status machine_samples_take(MachineSamples *samples, const BenchSetup *setup, int64_t n_threads,
                             Comm *together, Error *error);
+
+/* Seconds of steps of a few shapes, all together, by one thread a rank while the ranks of `together` do the
+ * same. */
+Status machine_steps_take(const BenchSetup *setup, Comm *together, double *seconds, Error *error);
+
 void machine_samples_free(MachineSamples *samples); /* safe on {0} */
 
 /* As a machine file has them, with every rate times a factor. */

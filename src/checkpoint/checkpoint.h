@@ -57,6 +57,10 @@ typedef struct {
     double variance_norm;
     const float *coefficients;
     int64_t n_coefficients;
+    /* Of updates that are a step late: is one to come, of the gradient that is the last of the moments, by
+     * this factor and learning rate? */
+    bool has_late;
+    double late_factor, late_rate;
     const char *optimizer; /* "adamw"; a loaded one belongs to the Checkpoint */
     int n_moments;         /* flat arrays beside the parameters */
 } CheckpointState;

@@ -91,6 +91,10 @@ static json_t *manifest_json(const Manifest *manifest) {
         json_object_set_new(object, "good_steps", json_integer(state->n_good_steps));
         json_object_set_new(object, "skipped_steps", json_integer(state->n_skipped_steps));
     }
+    if (object && state->has_late)
+        json_object_set_new(object, "late_update",
+                            json_pack("{s:o, s:o}", "factor", json_make_number(state->late_factor), "lr",
+                                      json_make_number(state->late_rate)));
     if (object && state->n_errors)
         json_object_set_new(object, "errors",
                             json_pack("{s:i, s:b, s:I, s:b}", "ranks", state->n_errors, "owners",
@@ -211,6 +215,18 @@ static Status read_compression(const json_t *object, const char *path, Checkpoin
     return read_numbers(coefficients, path, "coefficients", values, error);
 }
 
+/* A factor that is no number is written as null: the update will change nothing. */
+static Status read_late(const json_t *object, const char *path, CheckpointState *state, Error *error) {
+    json_t *late;
+    if (!json_object_get(object, "late_update")) return STATUS_OK;
+    TRY(json_field_object(object, path, "late_update", &late, error));
+    state->has_late = true;
+    state->late_factor = NAN;
+    if (!json_is_null(json_object_get(late, "factor")))
+        TRY(json_field_float(late, path, "factor", 0.0, DBL_MAX, &state->late_factor, error));
+    return json_field_float(late, path, "lr", 0.0, DBL_MAX, &state->late_rate, error);
+}
+
 static Status read_state(const json_t *object, const char *path, CheckpointState *state, Arena *arena,
                          Error *error) {
     TRY(json_field_int(object, path, "step", 0, INT64_MAX, &state->step, error));
@@ -231,6 +247,7 @@ static Status read_state(const json_t *object, const char *path, CheckpointState
     json_t *optimizer;
     const char *name;
     int64_t n_moments;
+    TRY(read_late(object, path, state, error));
     TRY(json_field_object(object, path, "optimizer", &optimizer, error));
     TRY(json_field_text(optimizer, path, "name", &name, error));
     TRY(json_field_int(optimizer, path, "moments", 0, CHECKPOINT_MAX_MOMENTS, &n_moments, error));

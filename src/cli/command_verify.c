@@ -16,7 +16,7 @@ enum { SAMPLE = 100, FEW_STEPS = 4, MANY_STEPS = 20, N_MODELS = 5 };
 
 typedef struct {
     bool all;
-    int64_t n_sample, n_steps, batch, left_out;
+    int64_t n_sample, n_steps, batch, left_out, n_prompt;
     int precision, device, optimizer, moments, compress_across;
     int64_t host_ranks;
     const char *only, *compress;
@@ -49,6 +49,10 @@ static const OptionSpec call_specs[] = {
     OPTION_CHOICE("compress-across", VerifyCallOptions, compress_across, COMPRESS_ACROSS_ALL,
                   compress_across_names,
                   "of --compress: between all ranks of dp, or between hosts of --ranks-per-host ranks"),
+    OPTION_INT(
+        "delayed-update", VerifyCallOptions, n_prompt, 0, 0, 10000,
+        "after so many steps, updates are a step late, as pgpt train --delayed-update; compared with what one "
+        "process makes of kept gradients; 0: none is"),
     OPTION_INT("ranks-per-host", VerifyCallOptions, host_ranks, 0, 0, 1 << 20,
                "of --compress-across hosts: so many ranks on each, in their order"),
     OPTION_INT("steps", VerifyCallOptions, n_steps, 0, 0, 10000,
@@ -124,6 +128,8 @@ static const char *const examples[] = {
     "mpirun -n 4 pgpt verify --norm rmsnorm --mlp swiglu --position rotary --kv-heads 2",
     "check that offload changes no bit of any layout",
     "mpirun -n 4 pgpt verify --offload optimizer:file=/tmp --offload-bucket-mb 0.01",
+    "check updates that are a step late",
+    "mpirun -n 4 pgpt verify --delayed-update 3 --offload optimizer:file=/tmp",
     NULL,
 };
 
@@ -315,27 +321,46 @@ static Status read_options(Verify *run, int n_words, char *const *words, Error *
                           "that, and --ranks-per-host 2 say");
     if (call->host_ranks && !compression.is_across_hosts)
         return error_user(error, "--ranks-per-host is of --compress-across hosts; give both or neither");
+    if (compression_is_local(&compression) && compression.is_across_hosts)
+        return error_user(
+            error, "--compress %s is between all ranks; leave out --compress-across, or choose 0/1-adam",
+            call->compress);
     OptimizerKind wanted = compression_is_lamb(&compression) ? OPTIMIZER_LAMB : OPTIMIZER_ADAMW;
     if (compression.kind != COMPRESS_NONE && call->optimizer != (int)wanted)
         return error_user(error, "--compress %s is simulated with --optimizer %s; give that one",
                           call->compress, optimizer_name(wanted));
-    if (compression.kind != COMPRESS_NONE && precision.weight != DTYPE_F32)
+    if (compression.kind != COMPRESS_NONE && (precision.gradient != DTYPE_F32 || precision.scales_loss))
         return error_user(
             error,
-            "--compress %s is compared in f32, where rounding seldom decides what is sent; leave "
-            "out --dtype %s",
+            "--compress %s is compared in f32, tf32 and bf16, where one process computes the same gradients as "
+            "each rank; choose one of them in the place of --dtype %s",
             call->compress, precision_names[call->precision]);
+    if (call->n_prompt && (compression.kind != COMPRESS_NONE || precision.scales_loss))
+        return error_user(
+            error,
+            "--delayed-update is compared without --compress, and in types without a loss scale; leave "
+            "out %s",
+            precision.scales_loss ? "--dtype f16" : "one of them");
+    VerifySetting setting = {.optimizer = wanted}; /* intervals as long as they may be, from the first one */
+    compression.highest_rate = (double)compression.n_local * verify_rate(&setting);
+    /* One process computes each rank's gradient as it does, in 16 bits but for an activation now and then. */
+    if (compression.kind != COMPRESS_NONE && precision.weight != DTYPE_F32 && call->tolerance <= 0.0)
+        tolerance = (Tolerance){1e-3, 1e-2};
     run->choice.batch = call->batch;
     run->choice.has_algorithms = !backend_has_own_memory(&run->backend);
     run->choice.breaks = call->left_out > 0;
     run->choice.is_f32 = precision.weight == DTYPE_F32;
     run->choice.scales_loss = precision.scales_loss;
     run->choice.compresses = compression.kind != COMPRESS_NONE;
+    run->choice.is_flushed = offload_has(&offload, OFFLOAD_WEIGHTS) || call->n_prompt;
+    run->choice.waits = call->n_prompt > 0;
     run->choice.host_ranks = compression.is_across_hosts ? (int)call->host_ranks : 0;
     run->verifier.options = (VerifyOptions){.setting = {.backend = &run->backend,
                                                         .precision = precision,
                                                         .batch = call->batch,
                                                         .optimizer = (OptimizerKind)call->optimizer,
+                                                        .n_prompt = call->n_prompt,
+                                                        .n_steps = call->n_steps,
                                                         .moments = (MomentsKind)call->moments},
                                             .choice = &run->choice,
                                             .launch = run->launch,

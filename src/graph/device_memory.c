@@ -12,6 +12,7 @@ void device_require(DeviceMemory *memory, const MemoryPlan *plan) {
         if (memory->bytes[place] < n_bytes) memory->bytes[place] = n_bytes;
         memory->kind[place] = plan->kind[place];
     }
+    memory->is_paged |= plan->is_paged;
     if (plan->folder) {
         memory->folder = plan->folder;
         memory->file_queue = plan->file_queue;
@@ -46,7 +47,8 @@ static Status reserve_addresses(size_t n_bytes, void **base, Error *error) {
 static size_t asked_bytes(const DeviceMemory *memory, int place) {
     enum { LARGE = 4 << 20 };
     size_t n_bytes = memory->bytes[place];
-    return place_is_beside((Place)place) && n_bytes < LARGE ? LARGE : n_bytes;
+    bool begins_at_page = place_is_beside((Place)place) || (place == PLACE_ACTIVATION && memory->is_paged);
+    return begins_at_page && n_bytes < LARGE ? LARGE : n_bytes;
 }
 
 static Status take_place(DeviceMemory *memory, int place, Error *error) {

@@ -30,6 +30,7 @@ typedef struct {
     uint64_t n_input_writes;  /* by the host: inputs written ahead are still there if nothing came since */
     const char *folder;       /* of what is kept in a file; NULL: nothing is */
     FileQueueKind file_queue; /* and how it is read and written */
+    bool is_paged;            /* it is read into activations, too */
     Mover *mover;             /* between the kinds of memory; NULL: there is one */
 } DeviceMemory;
 

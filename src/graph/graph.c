@@ -21,6 +21,8 @@ const char *regime_name(int regime) {
     case REGIME_COMPRESSED: return "compressed";
     case REGIME_ENTRY: return "entry";
     case REGIME_LATER: return "later";
+    case REGIME_LATE: return "late";
+    case REGIME_LOCAL: return "local";
     default: return "freeze";
     }
 }
@@ -159,11 +161,6 @@ void graph_append(Graph *graph, Node *node) {
     graph->node[graph->n_nodes++] = node;
 }
 
-Tensor *tensor_root(Tensor *tensor) {
-    while (tensor->base) tensor = tensor->base;
-    return tensor;
-}
-
 int64_t tensor_root_element(const Tensor *tensor) {
     size_t n_bytes = 0;
     for (const Tensor *part = tensor; part->base; part = part->base) n_bytes += part->base_offset;
@@ -178,20 +175,6 @@ bool node_touches(const Node *node, const Tensor *tensor) {
         if (node->output[i] == tensor) return true;
     }
     return false;
-}
-
-bool node_writes_root(const Node *node, const Tensor *root) {
-    for (int i = 0; i < node->n_outputs; i++) {
-        if (node->output[i] && tensor_root(node->output[i]) == root) return true;
-    }
-    return false;
-}
-
-bool node_touches_root(const Node *node, const Tensor *root) {
-    for (int i = 0; i < node->n_inputs; i++) {
-        if (node->input[i] && tensor_root(node->input[i]) == root) return true;
-    }
-    return node_writes_root(node, root);
 }
 
 const char *tensor_layer_name(Graph *graph, const Tensor *weight) {

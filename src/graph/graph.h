@@ -79,14 +79,17 @@ Phase section_phase(Section section);
  * in the first micro-batch of a step, so that nobody has to clear them. */
 typedef enum { WRITE_FRESH, WRITE_ADD, WRITE_ADD_AFTER_FIRST } WriteMode;
 
-/* Where a run's steps are not all alike (parallel/compress): of which steps a node is part. 0: of all. */
+/* Where a run's steps are not all alike (parallel/compress, delayed updates): of which steps a node is part.
+ * 0: of all. */
 enum {
     REGIME_EXACT = 1,      /* those that sum exactly */
     REGIME_COMPRESSED = 2, /* those that send in fewer bits */
     REGIME_ENTRY = 4,      /* of these the first behind others, or behind a resume */
     REGIME_LATER = 8,      /* and the rest of them */
     REGIME_FREEZE = 16,    /* the first behind exact ones, whatever was resumed in between */
-    N_REGIMES = 5
+    REGIME_LATE = 32,      /* those that find a gradient whose update is late (optim/late.h) */
+    REGIME_LOCAL = 64,     /* those in which a rank sends nothing of its gradient */
+    N_REGIMES = 7
 };
 
 const char *regime_name(int regime); /* of one of them: "exact" */
@@ -108,6 +111,7 @@ struct Tensor {
      * it as any other (executor.h). NULL: in one piece, where its place and offset say. */
     const TensorHome *homes;
     int n_homes;
+    bool is_paged; /* begins at a page of memory, with room for whole pages: a file is read into it */
 };
 
 enum { NODE_MAX_INPUTS = 8, NODE_MAX_OUTPUTS = 5, NO_BLOCK = -1 };
@@ -188,15 +192,28 @@ static inline bool node_is_of(const Node *node, int regimes) {
     return !node->regimes || (node->regimes & regimes);
 }
 
+/* The tensor that owns the memory: `tensor` itself or the end of its chain of bases. Passes ask it of every
+ * tensor of every node, and again. */
+static inline Tensor *tensor_root(Tensor *tensor) {
+    while (tensor->base) tensor = tensor->base;
+    return tensor;
+}
+
 /* Does the node read or write this very tensor? And does it write any part of the memory of `root`? */
 bool node_touches(const Node *node, const Tensor *tensor);
-bool node_writes_root(const Node *node, const Tensor *root);
+
+static inline bool node_writes_root(const Node *node, const Tensor *root) {
+    for (int i = 0; i < node->n_outputs; i++)
+        if (node->output[i] && tensor_root(node->output[i]) == root) return true;
+    return false;
+}
 
 /* Does it read or write any part of the memory of `root`? */
-bool node_touches_root(const Node *node, const Tensor *root);
-
-/* The tensor that owns the memory: `tensor` itself or the end of its chain of bases. */
-Tensor *tensor_root(Tensor *tensor);
+static inline bool node_touches_root(const Node *node, const Tensor *root) {
+    for (int i = 0; i < node->n_inputs; i++)
+        if (node->input[i] && tensor_root(node->input[i]) == root) return true;
+    return node_writes_root(node, root);
+}
 
 /* Its first element within the root. */
 int64_t tensor_root_element(const Tensor *tensor);

@@ -2,6 +2,7 @@
  * others. So every node is compared with those on other lanes that its own has not waited for yet, byte range
  * by byte range. */
 #include "graph/lanes.h"
+#include "base/arena.h"
 #include "graph/plan.h"
 
 typedef struct {
@@ -50,18 +51,22 @@ bool lanes_is_beside(const Node *node) {
     return node->op->lane > 0 && !node_is_left_out(node);
 }
 
-/* The last of nodes after + 1 .. i - 1 on lane `lane` that node i must not meet, -1 if there is none. */
-static int last_collision(const Graph *graph, int first, const LaneStep *step, int i, int lane, int after) {
-    for (int k = i - 1; k > after; k--) {
-        if (step[k].lane == lane && collide(graph->node[first + i], graph->node[first + k])) return k;
-    }
+/* The last of nodes after + 1 .. i - 1 on a lane that node i must not meet, -1 if there is none. `last` is the
+ * last on that lane, `before` has for each node the one before it on its lane. */
+static int last_collision(const Graph *graph, int first, const int *before, int i, int last, int after) {
+    for (int k = last; k > after; k = before[k])
+        if (collide(graph->node[first + i], graph->node[first + k])) return k;
     return -1;
 }
 
 void lanes_assign(const Graph *graph, int first, int count, int n_lanes, LaneStep *step) {
     int waited[LANES_MOST]
               [LANES_MOST]; /* by a lane, of another: its last node, those before it are over, too */
+    int newest[LANES_MOST]; /* of a lane */
+    Arena scratch = {0};
+    int *before = ARENA_ARRAY(&scratch, int, count + 1);
     for (int i = 0; i < LANES_MOST * LANES_MOST; i++) waited[i / LANES_MOST][i % LANES_MOST] = -1;
+    for (int i = 0; i < LANES_MOST; i++) newest[i] = -1;
     for (int i = 0; i < count; i++) {
         const Node *node = graph->node[first + i];
         int lane = !lanes_is_beside(node) ? 0 : node->op->lane < n_lanes ? node->op->lane : n_lanes - 1;
@@ -72,11 +77,14 @@ void lanes_assign(const Graph *graph, int first, int count, int n_lanes, LaneSte
             /* It begins behind what lane 0 has waited for. */
             int *last = &waited[lane][other];
             if (*last < waited[0][other]) *last = waited[0][other];
-            int found = last_collision(graph, first, step, i, other, *last);
+            int found = last_collision(graph, first, before, i, newest[other], *last);
             if (found < 0) continue;
             step[i].joins[other] = first + found;
             /* One that is left out in some micro-batches waits for nobody there. */
             if (!node_is_left_out(node)) *last = found;
         }
+        before[i] = newest[lane];
+        newest[lane] = i;
     }
+    arena_free(&scratch);
 }

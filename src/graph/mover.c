@@ -70,18 +70,18 @@ static size_t whole_pages(size_t n_bytes) {
 
 static void when_done(void *context, const Error *error);
 
-/* With the lock. */
-static Status begin_transfer(Mover *mover, Move *move, Error *error) {
+/* With the lock. *is_done: it is over. */
+static Status begin_transfer(Mover *mover, Move *move, bool *is_done, Error *error) {
     bool is_write = move->to.kind == MEMORY_FILE;
     ScratchTransfer transfer = {
         .is_write = is_write,
         .offset = offset_of(mover, is_write ? move->to.address : move->from.address),
         .memory = is_write ? move->from.address : move->to.address,
-        .n_bytes = whole_pages(move->n_bytes),
+        .n_bytes = move->n_bytes,
         .done = when_done,
         .context = move,
     };
-    return scratch_start(mover->file, &transfer, error);
+    return scratch_start(mover->file, &transfer, is_done, error);
 }
 
 /* ---- on a timeline, with the lock: from one end of a move to the next while any is under way */
@@ -145,8 +145,9 @@ static void begin_move(Mover *mover, Move *move) {
     Error error = {0};
     move->has_begun = true;
     show_begin(mover, move->lane);
-    bool is_file = is_of_file(move);
-    if (mover->error.status != STATUS_OK || (is_file && begin_transfer(mover, move, &error) != STATUS_OK))
+    bool is_file = is_of_file(move), is_done = false;
+    if (mover->error.status != STATUS_OK ||
+        (is_file && begin_transfer(mover, move, &is_done, &error) != STATUS_OK) || is_done)
         end_move(mover, move, &error);
     if (is_file || move->is_done) return;
     Lane *lane = &mover->lane[move->lane];
@@ -260,15 +261,32 @@ MoveEnd mover_end(const Mover *mover, const Tensor *tensor, void *address) {
     return (MoveEnd){address, plan_memory_kind(&mover->options.backend->traits, place)};
 }
 
-static bool overlap(MoveEnd a, size_t n_a, MoveEnd b, size_t n_b) {
-    const char *first = a.address, *second = b.address;
-    return first < second + n_b && second < first + n_a;
+/* Addresses. */
+typedef struct {
+    uintptr_t first, end;
+} Span;
+
+static Span read_by(const Move *move) {
+    uintptr_t first = (uintptr_t)move->from.address;
+    return (Span){first, first + move->n_bytes};
+}
+
+/* What comes from a file fills the pages of memory that it lies in. */
+static Span written_by(const Move *move) {
+    uintptr_t first = (uintptr_t)move->to.address, end = first + move->n_bytes;
+    if (move->from.kind != MEMORY_FILE) return (Span){first, end};
+    return (Span){first / SCRATCH_PAGE * SCRATCH_PAGE,
+                  (end + SCRATCH_PAGE - 1) / SCRATCH_PAGE * SCRATCH_PAGE};
+}
+
+static bool overlap(Span a, Span b) {
+    return a.first < b.end && b.first < a.end;
 }
 
 /* Both may read the same bytes. */
 static bool collide(const Move *a, const Move *b) {
-    return overlap(a->to, a->n_bytes, b->to, b->n_bytes) || overlap(a->to, a->n_bytes, b->from, b->n_bytes) ||
-           overlap(a->from, a->n_bytes, b->to, b->n_bytes);
+    Span to = written_by(a), other = written_by(b);
+    return overlap(to, other) || overlap(to, read_by(b)) || overlap(read_by(a), other);
 }
 
 static Status thread_error(Mover *mover, Error *error) {

@@ -53,7 +53,8 @@ void mover_watch(Mover *mover, Activity *activity);
 /* Of a tensor that lies at this address. */
 MoveEnd mover_end(const Mover *mover, const Tensor *tensor, void *address);
 
-/* To and from a file, both ends at multiples of a page, with room for whole pages. */
+/* To and from a file, the memory begins where in a page the file does, with room for whole pages at both
+ * ends. */
 Status mover_start(Mover *mover, MoveLane lane, MoveEnd from, MoveEnd to, size_t n_bytes, uint64_t *ticket,
                    Error *error);
 

@@ -21,7 +21,8 @@ typedef struct Storage {
     size_t n_bytes, offset;
     int first, last; /* node indices; first = -1 while nothing touched it */
     int id;
-    int chunk;           /* the lowest that touches it */
+    int chunk; /* the lowest that touches it */
+    bool is_paged;
     unsigned sections;   /* that touch it, a bit each */
     bool is_across;      /* several chunks touch it */
     const Node *refused; /* a node that must not touch it */
@@ -150,6 +151,7 @@ static void merge_in_place(const Graph *graph, Storage *storages) {
             Storage *input = storage_of(storages, node->input[source]);
             bool whole = !node->output[k]->base && !node->input[source]->base;
             if (output == input || !whole || output->n_bytes != input->n_bytes) continue;
+            if (output->is_paged != input->is_paged) continue;
             if (output->first != i || input->last != i || output->is_across || input->is_across) continue;
             output->taken_over_by = input;
             input->last = output->last;
@@ -164,31 +166,43 @@ static int by_size(const void *a, const void *b) {
     return x->id < y->id ? -1 : 1;
 }
 
-/* The lowest hole for a storage among those placed (sorted by offset), looking only at those alive with
- * it. */
-static size_t lowest_hole(const Storage *storage, Storage *const *placed, int n_placed) {
-    size_t offset = 0;
-    for (int i = 0; i < n_placed; i++) {
-        const Storage *other = placed[i];
-        if (other->first > storage->last || storage->first > other->last) continue;
-        if (other->offset >= offset && other->offset - offset >= storage->n_bytes) break;
-        size_t end = other->offset + other->n_bytes;
-        if (offset < end) offset = end;
+static size_t begin_at(const Storage *storage, size_t offset) {
+    return storage->is_paged ? (offset + PLAN_PAGE - 1) / PLAN_PAGE * PLAN_PAGE : offset;
+}
+
+/* A storage that has its place: what the search for a hole goes by, side by side in memory. */
+typedef struct {
+    int first, last;
+    size_t offset, end;
+} Placed;
+
+/* The lowest hole for a storage among those placed (sorted by offset), looking only at those alive with it;
+ * `at`: in front of which of them it then stands. */
+static size_t lowest_hole(const Storage *storage, const Placed *placed, int n_placed, int *at) {
+    size_t offset = 0, n_bytes = storage->n_bytes;
+    int first = storage->first, last = storage->last, i = 0;
+    for (; i < n_placed; i++) {
+        const Placed *other = &placed[i];
+        if (other->first > last || first > other->last) continue;
+        if (other->offset >= offset && other->offset - offset >= n_bytes) break;
+        if (offset < other->end) offset = begin_at(storage, other->end);
     }
+    while (i > 0 && placed[i - 1].offset > offset) i--;
+    while (i < n_placed && placed[i].offset <= offset) i++;
+    *at = i;
     return offset;
 }
 
-static size_t place_storages(Storage **order, int count, Storage **placed) {
+static size_t place_storages(Storage **order, int count, Placed *placed) {
     size_t arena_bytes = 0;
     for (int i = 0; i < count; i++) {
         Storage *storage = order[i];
-        storage->offset = lowest_hole(storage, placed, i);
-        int at = i; /* keep the list sorted by offset */
-        while (at > 0 && placed[at - 1]->offset > storage->offset) at--;
+        int at;
+        storage->offset = lowest_hole(storage, placed, i, &at);
+        size_t end = storage->offset + storage->n_bytes;
         memmove(&placed[at + 1], &placed[at], (size_t)(i - at) * sizeof *placed);
-        placed[at] = storage;
-        if (arena_bytes < storage->offset + storage->n_bytes)
-            arena_bytes = storage->offset + storage->n_bytes;
+        placed[at] = (Placed){storage->first, storage->last, storage->offset, end};
+        if (arena_bytes < end) arena_bytes = end;
     }
     return arena_bytes;
 }
@@ -258,7 +272,7 @@ static void place_activations(const Planner *planner, Arena *scratch) {
     const Graph *graph = planner->graph;
     MemoryPlan *plan = planner->plan;
     Storage **order = ARENA_ARRAY(scratch, Storage *, graph->n_tensors + 1);
-    Storage **placed = ARENA_ARRAY(scratch, Storage *, graph->n_tensors + 1);
+    Placed *placed = ARENA_ARRAY(scratch, Placed, graph->n_tensors + 1);
     int count = list_storages(planner, -1, order, &plan->unshared_bytes);
     plan->bytes[PLACE_ACTIVATION] = place_storages(order, count, placed);
     plan->live_bytes = find_live_peak(graph, order, count, &plan->peak_node);
@@ -349,8 +363,12 @@ static Status plan_with(Planner *planner, Arena *scratch, Error *error) {
     planner->first = ARENA_ARRAY(scratch, int, N_SECTIONS * plan->n_chunks);
     planner->last = ARENA_ARRAY(scratch, int, N_SECTIONS * plan->n_chunks);
     for (int i = 0; i < graph->n_tensors; i++) {
-        planner->storages[i] =
-            (Storage){.first = -1, .last = -1, .id = i, .n_bytes = aligned(tensor_bytes(graph->tensor[i]))};
+        const Tensor *tensor = graph->tensor[i];
+        Storage *storage = &planner->storages[i];
+        *storage = (Storage){.first = -1, .last = -1, .id = i, .n_bytes = aligned(tensor_bytes(tensor))};
+        storage->is_paged = tensor->is_paged && !tensor->base;
+        storage->n_bytes = begin_at(storage, storage->n_bytes);
+        plan->is_paged |= storage->is_paged;
     }
     find_parts(planner);
     TRY(find_owners(planner, error));

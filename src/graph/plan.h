@@ -43,6 +43,7 @@ typedef struct {
     MemoryKind kind[N_PLACES]; /* and where it is; program_build sets it: all where kernels work */
     const char *folder;        /* of what is in a file; NULL: nothing is */
     FileQueueKind file_queue;  /* and how it is read and written */
+    bool is_paged;             /* files are read into activations: their memory begins at a page */
     int n_versions;            /* of the parameters, one behind the other (MicroBatch.version); 0 is 1 */
     int n_chunks;
     ChunkPlan *chunk;      /* (n_chunks), in the graph's arena */

@@ -129,7 +129,7 @@ Status program_build_chunks(Program *program, const char *name, Graph *graph, co
     *program = (Program){.name = name,
                          .graph = graph,
                          .n_forward_runs = n_micro_batches,
-                         .regimes = REGIME_COMPRESSED | REGIME_LATER};
+                         .regimes = REGIME_COMPRESSED | REGIME_LATER | REGIME_LATE};
     program->plan.n_chunks = n_chunks;
     const BackendTraits *traits = &backend->traits;
     int n_lanes = traits_n_lanes(traits) < LANES_MOST ? traits_n_lanes(traits) : LANES_MOST;

@@ -17,6 +17,9 @@
 
 enum { MANY = 1 << 30, MOST_RANKS = 1 << 20, FEW_RANKS = 16 };
 
+/* What tables and budgets take context and vocabulary from. */
+#define GENERAL_MODEL "gpt3-xl"
+
 static const char *const table_names[] = {"none", "memory", "ladder", "links", NULL};
 
 const OptionSpec plan_option_specs[] = {
@@ -123,6 +126,20 @@ static bool ends_in(const char *text, const char *end) {
     return n >= m && strcmp(text + n - m, end) == 0;
 }
 
+/* A budget says on what, and chooses the rest. */
+static Status refuse_with_budget(const TrainRun *run, Error *error) {
+    static const char *const names[] = {"machine", "gpus", "tokens", "batch", "layers", "heads", "channels"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        if (options_source(&run->options, names[i]) == OPTION_FROM_COMMAND)
+            return error_user(error,
+                              "--budget names the devices and finds model, batch and tokens; leave out --%s",
+                              names[i]);
+    }
+    if (strcmp(run->values.model.preset, GENERAL_MODEL) != 0)
+        return error_user(error, "--budget finds the model; leave out --model");
+    return STATUS_OK;
+}
+
 static Status refuse_others(const TrainRun *run, Error *error) {
     static const char *const names[] = {"print-program", "ranks-per-host", "fault"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
@@ -133,6 +150,7 @@ static Status refuse_others(const TrainRun *run, Error *error) {
     if (run->values.parallel.layout == LAYOUT_AUTO)
         return error_user(error, "--layout auto is of 'pgpt train'; --tune is what shows its choice");
     TRY(refuse_two_questions(options, *run->values.trace.file, error));
+    if (*options->budget) TRY(refuse_with_budget(run, error));
     if (options->n_measured && !options->tune)
         return error_user(error, "--measure runs the best that --tune finds; give that too");
     if (*options->draw && !ends_in(options->draw, ".svg"))
@@ -255,7 +273,7 @@ Status plan_run_open(PlanRun *plan, int n_words, char *const *words, Error *erro
     all[n++] = arena_strdup(&arena, "--print-mesh");
     if (asks_in_general(n_words, words)) { /* the user's --model comes later, and wins */
         all[n++] = arena_strdup(&arena, "--model");
-        all[n++] = arena_strdup(&arena, "gpt3-xl");
+        all[n++] = arena_strdup(&arena, GENERAL_MODEL);
     }
     memcpy(all + n, words, (size_t)n_words * sizeof *words);
     run->command = &plan_command;

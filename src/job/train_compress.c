@@ -166,6 +166,40 @@ static Status find_warmup(TrainRun *run, Error *error) {
                       (long long)n_steps, is_lamb ? "lamb-beta2" : "beta2");
 }
 
+/* Ranks that have weights of their own for some steps. */
+static Status check_local(TrainRun *run, Error *error) {
+    const TrainCommand *values = &run->values;
+    const OptimizerOptions *optimizer = &values->optimizer;
+    const char *text = values->parallel.compress;
+    run->compression.highest_rate = optimizer->rate;
+    if (!compression_is_local(&run->compression)) return STATUS_OK;
+    if (run->compression.is_across_hosts)
+        return error_user(error,
+                          "--compress %s has every rank go by its own gradient for some steps, and with "
+                          "--compress-across hosts ranks of a host share theirs in each; choose 0/1-adam, or "
+                          "leave --compress-across out",
+                          text);
+    if (run->shape.size[AXIS_CP] > 1)
+        return error_user(
+            error,
+            "--compress %s gives ranks weights of their own for some steps, and those of --cp %d "
+            "work on one sequence together; choose 0/1-adam, or --tp or --pp in the place of "
+            "--cp",
+            text, run->shape.size[AXIS_CP]);
+    if (precision_of((PrecisionKind)values->train.precision).scales_loss)
+        return error_user(
+            error,
+            "--compress %s with --dtype %s: a step that overflows is left out, and ranks that are "
+            "apart would stay so; choose --dtype bf16, or 0/1-adam",
+            text, precision_names[values->train.precision]);
+    if (optimizer->schedule == LEARNING_RATE_CONSTANT)
+        return error_user(error,
+                          "--compress %s: intervals grow as the learning rate falls, and with --lr-schedule "
+                          "constant it never does; choose another schedule, or 0/1-adam",
+                          text);
+    return STATUS_OK;
+}
+
 Status train_compress_complete(TrainRun *run, Error *error) {
     ParallelOptions *parallel = &run->values.parallel;
     TRY(compression_parse(parallel->compress, &run->compression, error));
@@ -175,6 +209,12 @@ Status train_compress_complete(TrainRun *run, Error *error) {
     TRY(check_others(run, error));
     TRY(check_hosts(run, error));
     if (run->compression.kind == COMPRESS_NONE) return STATUS_OK;
+    TRY(check_local(run, error));
+    if (run->compression.kind == COMPRESS_TOPK && run->values.optimizer.kind == OPTIMIZER_ADAMW)
+        log_note(
+            &run->log,
+            "--compress %s sends gradients, by which Adam learns slowly; topk-adam:%g sends its momentum",
+            parallel->compress, run->compression.share);
     if (strcmp(parallel->compress_warmup, "auto") == 0) return find_warmup(run, error);
     TRY(parse_warmup(parallel->compress_warmup, &run->compression.n_warmup, error));
     if (run->compression.n_warmup < 0)
@@ -185,4 +225,32 @@ Status train_compress_complete(TrainRun *run, Error *error) {
                           "some steps, a fifth of them say, or auto",
                           parallel->compress);
     return STATUS_OK;
+}
+
+static bool is_multiple(int64_t every, int64_t n_done) {
+    return every > 0 && n_done % every == 0;
+}
+
+/* Is there something behind it that needs weights that are the same everywhere? */
+static bool is_followed(const TrainOptions *train, int64_t n_done) {
+    return n_done == train->n_steps || is_multiple(train->eval_every, n_done) ||
+           is_multiple(train->save_every, n_done) || is_multiple(train->sample_every, n_done);
+}
+
+CompressedSteps train_compress_steps(const TrainRun *run) {
+    enum { MOST_COUNTED = 10000000 };
+    const TrainOptions *train = &run->values.train;
+    Compression compression = run->compression;
+    LearningRateSchedule schedule = optimizer_learning_rate(&run->values.optimizer, train->n_steps);
+    CompressedSteps steps = {0};
+    if (train->n_steps > MOST_COUNTED) return steps;
+    if (compression.n_warmup == COMPRESS_UNDECIDED) compression.n_warmup = 0;
+    for (int64_t i = 0; i < train->n_steps; i++) {
+        bool joins =
+            is_followed(train, i + 1) || compression_joins(&compression, i, learning_rate_at(&schedule, i));
+        if (compression_is_exact(&compression, i)) steps.n_exact++;
+        else if (joins) steps.n_compressed++;
+        else steps.n_local++;
+    }
+    return steps;
 }

@@ -20,8 +20,8 @@ static Status tune(const TrainRun *run, bool is_gpu, TunedLayout *best, Error *e
                         values->model.vocabulary ? values->model.vocabulary : USUAL_VOCABULARY, error));
     TRY(machine_open(&plan.machine, is_gpu ? "h200" : "cpu", error));
     TRY_GOTO(device_plan_open(&plan.train.backend, &device, error), done);
-    if (plan_tune(&plan, &(TuneOptions){.n_best = 1, .n_plans = 8, .is_quick = true}, &tuning, error) ==
-        STATUS_OK) {
+    TuneOptions options = {.n_best = 1, .n_plans = 8, .n_threads = 1, .is_quick = true}; /* all ranks do it */
+    if (plan_tune(&plan, &options, &tuning, error) == STATUS_OK) {
         *best = tuning.best[0];
         plan_tuning_free(&tuning);
     }

@@ -190,7 +190,9 @@ static Status refuse_ignored(const TrainRun *run, Error *error) {
         {"offload-share", "--offload", *run->values.offload.what != 0},
         {"offload-update", "--offload optimizer on a GPU",
          offload_has(&run->offload, OFFLOAD_OPTIMIZER) && device_takes_gpu(run->values.train.device)},
-        {"offload-bucket-mb", "--offload optimizer", offload_has(&run->offload, OFFLOAD_OPTIMIZER)},
+        {"offload-bucket-mb", "--offload optimizer, or weights or gradients in a file",
+         offload_has(&run->offload, OFFLOAD_OPTIMIZER) || run->offload.to[OFFLOAD_WEIGHTS] == OFFLOAD_FILE ||
+             run->offload.to[OFFLOAD_GRADIENTS] == OFFLOAD_FILE},
         {"offload-io", "--offload ...:file=DIR", *run->offload.folder != 0},
         {"ranks-per-host", "--print-mesh or --compress-across hosts",
          run->values.call.print_mesh || run->host_names},
@@ -250,9 +252,11 @@ static Status check_context(const TrainRun *run, Error *error) {
         return error_user(
             error,
             "--cp %d is more than sequences of %lld tokens can be divided into (%s: at least %s a "
-            "rank); lower it to %d, or raise --sequence",
+            "rank); lower it to %d, or %s",
             n_ranks, (long long)values->train.sequence, context_style_names[style],
-            style == CONTEXT_RING ? "two" : "one", nearest_size(run, AXIS_CP, most));
+            style == CONTEXT_RING ? "two" : "one", nearest_size(run, AXIS_CP, most),
+            values->train.sequence < values->model.context ? "raise --sequence"
+                                                           : "take a model with a larger --context");
     }
     if (style == CONTEXT_ALL_TO_ALL && (n_ranks > n_heads || n_ranks > PACK_MAX_PARTS)) {
         int64_t fits = n_heads < PACK_MAX_PARTS ? n_heads : PACK_MAX_PARTS;
@@ -288,6 +292,24 @@ static Status check_experts(TrainRun *run, Error *error) {
     return STATUS_OK;
 }
 
+/* What updates that are a step late cannot be had with. */
+static Status check_delayed(const TrainRun *run, Error *error) {
+    const TrainCommand *values = &run->values;
+    if (!values->optimizer.n_prompt) return STATUS_OK;
+    if (values->async.sync != SYNC_EXACT)
+        return error_user(error,
+                          "--sync %s has updates of its own that are late; leave out it or --delayed-update",
+                          sync_names[values->async.sync]);
+    if (strcmp(values->parallel.compress, "none") != 0)
+        return error_user(error, "--compress %s and --delayed-update both change the update; leave one out",
+                          values->parallel.compress);
+    if (train_has_pipeline(run) && schedule_info(run->layout.kind)->is_asynchronous)
+        return error_user(error,
+                          "--delayed-update: a pipeline that is not flushed is late already; choose another "
+                          "--schedule, or leave it out");
+    return STATUS_OK;
+}
+
 /* What offload cannot be had with. */
 static Status check_offload(TrainRun *run, Error *error) {
     const TrainCommand *values = &run->values;
@@ -305,7 +327,6 @@ static Status check_offload(TrainRun *run, Error *error) {
     return STATUS_OK;
 }
 
-/* What several ranks cannot do. */
 /* Of a micro-batch, as many as a rank computes at once at most. */
 static int64_t micro_batch_sequences(const TrainRun *run, int n_shares) {
     const TrainOptions *train = &run->values.train;
@@ -314,16 +335,30 @@ static int64_t micro_batch_sequences(const TrainRun *run, int n_shares) {
     return (share + n_micro_batches - 1) / n_micro_batches;
 }
 
+/* A sequence at least for each rank of dp and ep. */
+static Status check_batch(const TrainRun *run, Error *error) {
+    const int *size = run->shape.size;
+    int n_shares = size[AXIS_DP] * size[AXIS_EP];
+    int64_t batch = run->values.train.batch, n_fit = batch / size[AXIS_EP];
+    char fewer[96] = "";
+    if (batch >= n_shares) return STATUS_OK;
+    if (n_fit) {
+        int64_t n_ranks = n_fit * size[AXIS_EP] * size[AXIS_TP] * size[AXIS_CP] * size[AXIS_PP];
+        int n = snprintf(fewer, sizeof fewer, ", or start %lld rank%s (mpirun -n)", (long long)n_ranks,
+                         n_ranks == 1 ? "" : "s");
+        if (run->values.parallel.size[AXIS_DP])
+            snprintf(fewer + n, sizeof fewer - (size_t)n, " with --dp %lld", (long long)n_fit);
+    }
+    return error_user(
+        error, "--batch %lld has fewer sequences than the %d ranks that share it; raise --batch to %d%s",
+        (long long)batch, n_shares, n_shares, fewer);
+}
+
+/* What several ranks cannot do. */
 static Status check_ranks(TrainRun *run, Error *error) {
     const TrainCommand *values = &run->values;
     int n_shares = run->shape.size[AXIS_DP] * run->shape.size[AXIS_EP];
-    if (values->train.batch < n_shares) {
-        return error_user(
-            error,
-            "--batch %lld has fewer sequences than the %d ranks that share it; raise --batch, or "
-            "start fewer ranks",
-            (long long)values->train.batch, n_shares);
-    }
+    TRY(check_batch(run, error));
     int n_tensor = run->shape.size[AXIS_TP];
     if (n_tensor > 1 && values->async.sync != SYNC_EXACT) {
         return error_user(error,
@@ -404,6 +439,7 @@ Status train_options_complete(TrainRun *run, Error *error) {
     TRY(check_offload(run, error));
     TRY(train_pipeline_complete(run, error));
     TRY(train_compress_complete(run, error));
+    TRY(check_delayed(run, error));
     TRY(check_prompt(run, error));
     TRY(refuse_ignored(run, error));
     TRY(refuse_unsaved(run, error));

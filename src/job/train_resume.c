@@ -147,11 +147,17 @@ static int64_t n_virtual_stages(const ParallelOptions *parallel) {
            (n_chunks ? n_chunks : schedule_info((ScheduleKind)parallel->schedule)->default_chunks);
 }
 
+/* Does this call give it, so that it is settled? */
+static bool gives(const TrainRun *run, const char *name) {
+    return options_source(&run->options, name) >= OPTION_FROM_FILE;
+}
+
 /* Was it said of a pipeline that this call makes another? Chunks go with their schedule, and the blocks of
  * each stage with the number of stages. --pp, --schedule and --chunks are settled before --stages. */
 static bool is_of_other_pipeline(const TrainRun *run, const char *name, const Options *record) {
     const ParallelOptions *was = &((const TrainCommand *)record->values)->parallel,
                           *now = &run->values.parallel;
+    if (strcmp(name, "recompute-stages") == 0 && *was->recompute && gives(run, "recompute")) return true;
     if (now->size[AXIS_PP] == 1) return false; /* there is none, and it waits for the next */
     if (strcmp(name, "chunks") == 0) {
         int n_chunks = schedule_info((ScheduleKind)now->schedule)->default_chunks;
@@ -162,19 +168,33 @@ static bool is_of_other_pipeline(const TrainRun *run, const char *name, const Op
     return strcmp(name, "stages") == 0 && *was->stages && n_virtual_stages(now) != n_virtual_stages(was);
 }
 
+/* Does it exclude something that this call gives? Nobody can leave out what was given to another call. */
+static bool is_excluded(const TrainRun *run, const char *name, const Options *record) {
+    const TrainCommand *was = record->values, *now = &run->values;
+    if (strcmp(name, "recompute") == 0) return was->train.recompute != 0 && gives(run, "recompute-stages");
+    if (strcmp(name, "tp-chunks") == 0)
+        return was->parallel.tensor_chunks > 1 &&
+               ((gives(run, "pp") && now->parallel.size[AXIS_PP] > 1) ||
+                (gives(run, "tp-style") && now->parallel.tensor_style == TENSOR_ROW));
+    if (strcmp(name, "clip-style") != 0 || was->optimizer.clip_style != CLIP_CHECK) return false;
+    return (gives(run, "clip") && now->optimizer.clip <= 0.0) ||
+           (gives(run, "schedule") && schedule_info((ScheduleKind)now->parallel.schedule)->is_asynchronous);
+}
+
 /* One option that is not transient: taken from the record, or compared with it. */
 static Status settle_option(TrainRun *run, int index, const Options *record, Error *error) {
     Options *options = &run->options;
     const OptionSpec *spec = options_spec(options->command, index, NULL);
     const char *was = record->asked[index];
-    if (options->sources[index] < OPTION_FROM_FILE && is_of_other_pipeline(run, spec->name, record)) {
+    bool is_given = options->sources[index] >= OPTION_FROM_FILE;
+    if (!is_given &&
+        (is_of_other_pipeline(run, spec->name, record) || is_excluded(run, spec->name, record))) {
         run->resumed.is_changed = true;
         add_change(
             run, arena_printf(&options->arena, "--%s as is the default instead of %.200s", spec->name, was));
         return STATUS_OK;
     }
-    if (options->sources[index] < OPTION_FROM_FILE)
-        return options_set(options, spec->name, was, record->sources[index], error);
+    if (!is_given) return options_set(options, spec->name, was, record->sources[index], error);
     if (strcmp(options->asked[index], was) == 0 && !is_instead_of_epochs(options, spec, record))
         return STATUS_OK;
     if (spec->flags & OPTION_FIXED) return check_fixed(options, index, was, error);

@@ -191,12 +191,24 @@ void train_part_choose(TrainRun *run);
 /* Behind the mesh. Collective. */
 Status train_pipeline_open(TrainRun *run, Error *error);
 
+/* ---- Compressed sums (train_compress.c) */
+
+/* How many steps of the run are which: exact ones; those with words; and local ones, which send nothing of a
+ * gradient. Where the run finds its warm-up itself that is not known, and counted as none; all are 0 where
+ * there are too many to count. */
+typedef struct {
+    int64_t n_exact, n_compressed, n_local;
+} CompressedSteps;
+
+CompressedSteps train_compress_steps(const TrainRun *run);
+
 /* ---- What a step sends (train_traffic.c) */
 
 /* Plans the program of every rank of the mesh, which may be larger than the job, and counts what they send:
- * all together, and the most that one does. `hosts` has a name for each; NULL: not known. Collective. */
-Status train_count_traffic(TrainRun *run, const char *const *hosts, Traffic *sum, Traffic *most,
-                           Error *error);
+ * all together, and the most that one does. `hosts` has a name for each; NULL: not known. Of a run that
+ * compresses it is a step with messages, or a local one. Collective. */
+Status train_count_traffic(TrainRun *run, const char *const *hosts, bool is_local, Traffic *sum,
+                           Traffic *most, Error *error);
 
 /* ---- Asynchronous and local SGD (train_async.c) */
 

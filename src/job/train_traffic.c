@@ -43,7 +43,7 @@ static Status learn_groups(const TrainRun *run, NullGroup *world, int n_ranks, E
 }
 
 static Status count_rank(const TrainRun *run, NullGroup *world, int rank, const char *const *hosts,
-                         Traffic *traffic, Error *error) {
+                         bool is_local, Traffic *traffic, Error *error) {
     Launch launch = launch_alone();
     double loss = 0.0;
     *traffic = (Traffic){0};
@@ -52,6 +52,7 @@ static Status count_rank(const TrainRun *run, NullGroup *world, int rank, const 
     TrainerSetup setup = train_setup(&one);
     one.has_trainer = true;
     TRY_GOTO(trainer_plan_step(&one.trainer, &setup, error), done);
+    if (is_local) one.trainer.step.program.regimes = REGIME_LOCAL | REGIME_LATER;
     TRY_GOTO(traffic_count(&one.trainer.step.program, &run->shape, hosts, traffic, error), done);
     bool sums_later = train_has_pipeline(run) && schedule_info(run->layout.kind)->is_asynchronous;
     if (mesh_n_ranks(&run->shape) == 1 || sums_later || run->async.sync != SYNC_EXACT) goto done;
@@ -96,8 +97,8 @@ static void say_counted(Counting *counting, int n_counted, int n_ranks) {
 }
 
 /* Of the ranks that are this process's to count. */
-static Status count_share(const TrainRun *run, const char *const *hosts, Traffic *sum, Traffic *most,
-                          Error *error) {
+static Status count_share(const TrainRun *run, const char *const *hosts, bool is_local, Traffic *sum,
+                          Traffic *most, Error *error) {
     const Comm *job = &run->launch->world;
     int n_ranks = mesh_n_ranks(&run->shape);
     NullGroup *world;
@@ -108,7 +109,7 @@ static Status count_share(const TrainRun *run, const char *const *hosts, Traffic
     begin_counting(&counting, &run->log);
     for (int rank = job->rank; rank < n_ranks && error->status == STATUS_OK; rank += job->size) {
         Traffic traffic;
-        count_rank(run, world, rank, hosts, &traffic, error);
+        count_rank(run, world, rank, hosts, is_local, &traffic, error);
         traffic_add(sum, &traffic);
         traffic_raise(most, &traffic);
         say_counted(&counting, rank + 1, n_ranks);
@@ -118,11 +119,11 @@ static Status count_share(const TrainRun *run, const char *const *hosts, Traffic
     return error->status;
 }
 
-Status train_count_traffic(TrainRun *run, const char *const *hosts, Traffic *sum, Traffic *most,
-                           Error *error) {
+Status train_count_traffic(TrainRun *run, const char *const *hosts, bool is_local, Traffic *sum,
+                           Traffic *most, Error *error) {
     Comm *job = &run->launch->world;
     *sum = *most = (Traffic){0};
-    count_share(run, hosts, sum, most, error);
+    count_share(run, hosts, is_local, sum, most, error);
     TRY(launch_agree(run->launch, error));
     TRY(comm_all_reduce(job, sum, N_TRAFFIC_NUMBERS, COMM_I64, COMM_SUM, error));
     return comm_all_reduce(job, most, N_TRAFFIC_NUMBERS, COMM_I64, COMM_MAX, error);

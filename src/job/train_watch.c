@@ -17,18 +17,46 @@ void train_watch(TrainRun *run) {
     comm_watch(&run->launch->world, &run->activity, ACTIVITY_HOST, "world");
 }
 
-/* Messages between stages, and of those that hold a tied table. */
+/* "tensor", or where there are several groups along these axes "tensor 2,3", "data 1..7": they must have names
+ * of their own, since a collective is known by its communicator's name and its number there. */
+static const char *group_name(TrainRun *run, const char *name, const bool *is_along) {
+    const Mesh *mesh = &run->mesh;
+    int first[N_AXES], last[N_AXES], n = 1;
+    for (int axis = 0; axis < N_AXES; axis++) {
+        int size = mesh->shape.size[axis];
+        first[axis] = is_along[axis] ? 0 : mesh->coordinate[axis];
+        last[axis] = is_along[axis] ? size - 1 : mesh->coordinate[axis];
+        if (is_along[axis]) n *= size;
+    }
+    char words[64];
+    if (n == 1 || n == run->launch->world.size) return activity_keep(&run->activity, name);
+    snprintf(words, sizeof words, "%s %d%s%d", name, mesh_rank(&mesh->shape, first), n == 2 ? "," : "..",
+             mesh_rank(&mesh->shape, last));
+    return activity_keep(&run->activity, words);
+}
+
+static void watch_group(TrainRun *run, Comm *host, Comm *device, const char *name) {
+    bool has_device = device->table != NULL;
+    char words[80];
+    snprintf(words, sizeof words, "%s (host)", name);
+    comm_watch(host, &run->activity, ACTIVITY_HOST, has_device ? activity_keep(&run->activity, words) : name);
+    comm_watch(device, &run->activity, ACTIVITY_HOST, name);
+}
+
+/* Messages between stages, and of those that hold a tied table; sums over several axes. */
 static void watch_borders(TrainRun *run) {
+    static const bool sums[N_AXES] = {[AXIS_DP] = true, [AXIS_CP] = true, [AXIS_EP] = true},
+                      expert_sums[N_AXES] = {[AXIS_DP] = true, [AXIS_CP] = true},
+                      ends[N_AXES] = {[AXIS_PP] = true};
+    Mesh *mesh = &run->mesh;
     pipeline_watch(&run->pipeline, &run->activity);
-    bool has_experts = run->mesh.shape.size[AXIS_EP] > 1, has_contexts = run->mesh.shape.size[AXIS_CP] > 1;
-    const char *sums = !has_experts ? "data and context" : "data and experts";
-    if (has_experts && has_contexts) sums = "data, context and experts";
-    comm_watch(&run->mesh.sums, &run->activity, ACTIVITY_HOST, sums);
-    comm_watch(&run->mesh.device_sums, &run->activity, ACTIVITY_HOST, sums);
-    comm_watch(&run->mesh.expert_sums, &run->activity, ACTIVITY_HOST, "data and context");
-    comm_watch(&run->mesh.device_expert_sums, &run->activity, ACTIVITY_HOST, "data and context");
-    comm_watch(&run->mesh.ends, &run->activity, ACTIVITY_HOST, "tied embedding");
-    comm_watch(&run->mesh.device_ends, &run->activity, ACTIVITY_HOST, "tied embedding");
+    bool has_experts = mesh->shape.size[AXIS_EP] > 1, has_contexts = mesh->shape.size[AXIS_CP] > 1;
+    const char *name = !has_experts ? "data and context" : "data and experts";
+    if (has_experts && has_contexts) name = "data, context and experts";
+    watch_group(run, &mesh->sums, &mesh->device_sums, group_name(run, name, sums));
+    watch_group(run, &mesh->expert_sums, &mesh->device_expert_sums,
+                group_name(run, "data and context", expert_sums));
+    watch_group(run, &mesh->ends, &mesh->device_ends, group_name(run, "tied embedding", ends));
 }
 
 void train_watch_groups(TrainRun *run) {
@@ -39,14 +67,12 @@ void train_watch_groups(TrainRun *run) {
                                               [AXIS_TP] = "tensor"};
     for (int axis = 0; axis < N_AXES; axis++) {
         Comm *host = &run->mesh.axis[axis], *device = &run->mesh.device[axis];
-        bool has_device = device->table != NULL;
+        bool is_along[N_AXES] = {false};
+        is_along[axis] = true;
         if (axis != AXIS_DP && host->size == 1) continue;
-        const char *name = activity_keep(&run->activity, names[axis]);
-        char words[64];
-        snprintf(words, sizeof words, "%s (host)", name);
-        comm_watch(host, &run->activity, ACTIVITY_HOST,
-                   has_device ? activity_keep(&run->activity, words) : name);
-        comm_watch(device, &run->activity, ACTIVITY_HOST, name);
+        const char *name = group_name(run, names[axis], is_along);
+        watch_group(run, host, device, name);
+        char words[80];
         snprintf(words, sizeof words, "worker of %s", name);
         if (host->size > 1) /* before the saver, in pictures too */
             activity_add_track(&run->activity, activity_keep(&run->activity, words));

@@ -20,6 +20,24 @@ void op_squared_norm(Graph *graph, Tensor *x, Tensor *total, bool add) {
     total->needs_gradient = false;
 }
 
+/* Sums of f32 are made in so many blocks at most, of whole chunks (backend/cpu/reduce.c); 16 bits are
+ * widened and summed a piece at a time (backend/cpu/half.c). */
+int64_t squared_norm_grain(DType dtype, int64_t n) {
+    enum { CHUNK = 4096, HALF_PIECE = 1 << 20 };
+    if (dtype != DTYPE_F32) return HALF_PIECE;
+    int64_t block = (n + SQUARED_NORM_BLOCKS - 1) / SQUARED_NORM_BLOCKS;
+    return n ? (block + CHUNK - 1) / CHUNK * CHUNK : CHUNK;
+}
+
+void op_squared_norm_part(Graph *graph, Tensor *x, Tensor *total, bool add, SquaredNormPart part,
+                          Tensor *room) {
+    bool is_f32 = x->dtype == DTYPE_F32;
+    Node *node = graph_record(graph, &OP_SQUARED_NORM, is_f32 ? &part : NULL, is_f32 ? sizeof part : 0, 1,
+                              TENSORS(x), is_f32 ? 2 : 1, TENSORS(total, room));
+    if (add || (!is_f32 && part.first)) node->write[0] = WRITE_ADD;
+    total->needs_gradient = false;
+}
+
 /* A product and a sum an element. */
 static double squared_norm_flops(const Node *node) {
     return 2.0 * (double)tensor_count(node->input[0]);
@@ -31,6 +49,10 @@ static Status squared_norm_reference(const KernelCall *call, Error *error) {
     int64_t count = tensor_count(call->node->input[0]);
     double sum = 0.0;
     for (int64_t i = 0; i < count; i++) sum += (double)x[i] * (double)x[i];
+    const SquaredNormPart *part = call->node->attributes_bytes ? call->node->attributes : NULL;
+    double *room = part ? call->out[1] : NULL; /* what the parts before it come to */
+    if (part) sum = *room = part->first ? *room + sum : sum;
+    if (part && part->first + count < part->n_all) return STATUS_OK;
     reference_write(call->out[0], (float)sum, call->add[0]);
     return STATUS_OK;
 }

@@ -300,6 +300,18 @@ Tensor *op_squared_error(Graph *graph, Tensor *predictions, Tensor *targets, flo
 typedef struct {
     float max_norm; /* 0: measure only, the factor is 1 */
 } ClipAttributes;
+
+/* A squared_norm that is cut into several nodes, in order, where the whole may be: elements first .. of n_all;
+ * what they leave each other is in a second output, SQUARED_NORM_ROOM numbers. Attributes NULL: one node. The
+ * last gives the bits of the whole. On the CPU. */
+typedef struct {
+    int64_t first, n_all;
+} SquaredNormPart;
+enum { SQUARED_NORM_BLOCKS = 256, SQUARED_NORM_ROOM = 2 * SQUARED_NORM_BLOCKS /* doubles, as f32 */ };
+int64_t squared_norm_grain(DType dtype, int64_t n); /* multiples of this many elements */
+void op_squared_norm_part(Graph *graph, Tensor *x, Tensor *total, bool add, SquaredNormPart part,
+                          Tensor *room);
+
 extern const Op OP_SQUARED_NORM, OP_CLIP;
 void op_squared_norm(Graph *graph, Tensor *x, Tensor *total, bool add);
 void op_clip(Graph *graph, Tensor *total, Tensor *factor, Tensor *norm, float max_norm);

@@ -30,6 +30,16 @@ static void record_update(void *context, Graph *graph, int64_t first, int64_t n,
     op_adamw(graph, &tensors, &attributes);
 }
 
+static void record_local(void *context, Graph *graph, int64_t first, const LocalTensors *tensors,
+                         const LocalAttributes *attributes, bool joins) {
+    const FrozenUpdate *update = context;
+    LocalAttributes all = *attributes;
+    all.elements = optimizer_elements(update->parameters->table, first, tensor_count(tensors->buffer), graph);
+    all.epsilon = (float)update->options->adamw.epsilon;
+    if (joins) op_local_join(graph, tensors, &all);
+    else op_local_step(graph, tensors, &all);
+}
+
 /* By the gradients of all ranks: their norm, and what they are to be multiplied by. */
 static void record_norm(const ParameterTensors *parameters, CompressedSync *compressed, Tensor *loss_scale,
                         float clip, Tensor *factor, Tensor *norm, Graph *graph) {
@@ -75,8 +85,14 @@ void optimizer_record_compressed(const OptimizerOptions *options, const Optimize
         .beta1 = (float)options->adamw.beta1,
         .beta2 = (float)options->adamw.beta2,
         .record_update = record_update,
+        .weights = parameters->flat,
+        .record_local = record_local,
         .context = &update,
     };
+    if (compressed->local.buffer) {
+        compressed_sync_local(compressed, graph, &momentum);
+        return;
+    }
     LambUpdate by_tensors = {.lamb = lamb,
                              .options = options,
                              .tensors = tensors,

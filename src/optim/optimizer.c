@@ -6,6 +6,7 @@
 #include "base/random.h"
 #include "graph/passes/insert.h"
 #include "ops/ops.h"
+#include "optim/late.h"
 #include "optim/updates.h"
 
 #include <string.h>
@@ -54,6 +55,10 @@ const OptionSpec optimizer_option_specs[] = {
         "moments", OptimizerOptions, moments, MOMENTS_AUTO, moments_names,
         "what the optimizer's moments are stored in; auto: f32, in pure 16 bits bf16; 8bit: with a scale for "
         "every 16, about 1.06 bytes each; bf16 and 8bit are rounded stochastically"),
+    OPTION_INT(
+        "delayed-update", OptimizerOptions, n_prompt, 0, 0, INT64_MAX / 2,
+        "after so many steps, updates are one step late (inexact): each is made beside the next step's backward, so that what "
+        "--offload optimizer moves is hidden there; the run's last step leaves none to come; 0: every update is made in its step"),
     OPTION_BOOL(
         "eager-update", OptimizerOptions, eager, false,
         "update each parameter as soon as its gradient is known and reuse the gradient's memory; needs --clip 0, one micro-batch a step and no f16"),
@@ -108,6 +113,14 @@ Status optimizer_check(const OptimizerOptions *options, Precision precision, int
         return error_user(
             error, "--clip-style check has nothing to check with --clip 0; give --clip, or leave it out");
     }
+    if (options->n_prompt && options->clip_style == CLIP_CHECK)
+        return error_user(
+            error, "--delayed-update knows the norm before it updates, and --clip-style check does not wait "
+                   "for it; leave one out");
+    if (options->n_prompt && options->eager)
+        return error_user(
+            error, "--delayed-update keeps a gradient over a step, and --eager-update leaves none; leave one "
+                   "out");
     if (options->eager && options->clip > 0.0) {
         return error_user(
             error,
@@ -276,7 +289,7 @@ static void record_pass(const Updates *updates, UpdatePass pass, Tensor *factor)
     }
 }
 
-static void record_updates(const Updates *updates, Tensor *factor) {
+void updates_record_all(const Updates *updates, Tensor *factor) {
     const UpdateSlices *slices = updates->slices;
     if (updates->sums) {
         op_zero(updates->graph, updates->sums);
@@ -362,7 +375,7 @@ static void record_checked(const Updates *updates, Tensor *total) {
     op_zero(graph, nothing);
     op_clip_scaled(graph, nothing, updates->loss_scale, updates->tensors->assumed, norm, clip);
     KeptState state = keep_state(updates);
-    record_updates(updates, updates->tensors->assumed);
+    updates_record_all(updates, updates->tensors->assumed);
     if (slices->record_end) slices->record_end(slices->context, graph);
 
     graph->section = SECTION_CHECK;
@@ -371,7 +384,7 @@ static void record_checked(const Updates *updates, Tensor *total) {
 
     graph->section = SECTION_REDO;
     for (int i = 0; i < state.n; i++) op_copy_into(graph, state.kept[i], state.changed[i], WRITE_FRESH);
-    record_updates(updates, updates->tensors->factor);
+    updates_record_all(updates, updates->tensors->factor);
 }
 
 /* After the backward: the norm of everything, then the update of every slice. */
@@ -389,11 +402,16 @@ static void record_slices(const Updates *updates) {
             record_checked(updates, total);
             return;
         }
+        if (options->n_prompt) {
+            late_record(updates, total);
+            return;
+        }
         if (slices->record_sum) slices->record_sum(slices->context, graph, total);
         op_clip_scaled(graph, total, updates->loss_scale, tensors->factor, tensors->norm,
                        (float)options->clip);
     }
-    record_updates(updates, tensors->factor);
+    if (options->n_prompt) late_record(updates, NULL);
+    else updates_record_all(updates, tensors->factor);
 }
 
 /* One node a parameter, right behind the last one that touches it or its gradient. */

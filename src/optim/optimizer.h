@@ -32,8 +32,9 @@ typedef struct {
     double decay_fraction;
     double weight_decay;
     double clip;
-    int clip_style; /* ClipStyle */
-    int moments;    /* MomentsKind */
+    int clip_style;   /* ClipStyle */
+    int moments;      /* MomentsKind */
+    int64_t n_prompt; /* steps after which updates are a step late (late.h); 0: none is */
     bool eager;
     /* One member an optimizer: its hyperparameters. */
 #define OPTIMIZER(NAME, name, Options) Options name;
@@ -121,6 +122,8 @@ typedef struct {
     Tensor *sums;    /* over tensors, between the two passes of an update; NULL: it has one */
     Tensor *factor;  /* that the gradient is multiplied with; NULL: none is */
     Tensor *assumed; /* and the one that goes first (CLIP_CHECK); NULL: none does */
+    Tensor *late;    /* the gradient whose update is to come (late.h), as the moments; NULL: none is late */
+    Tensor *late_factor; /* and its factor; NULL: it has none */
 } OptimizerTensors;
 
 /* Where the gradients shall live for these options (see AutogradOptions). */

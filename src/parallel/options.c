@@ -63,9 +63,10 @@ const OptionSpec parallel_option_specs[] = {
         "(as FSDP)"),
     OPTION_STRING(
         "compress", ParallelOptions, compress, "none", "WAY",
-        "send less than the gradients: 1bit-adam, 0/1-adam or 1bit-lamb (signs of the momentum), topk:X (the "
-        "largest share X), int8, f16, powersgd:R (matrices in rank R); what is left out is kept and sent "
-        "later (docs/COMPRESSION.md)",
+        "send less than the gradients: 1bit-adam, 0/1-adam or 1bit-lamb (signs of the momentum), 0/1-adam:N (in "
+        "intervals of up to N steps, 2, 4, 8 or 16, that grow as the learning rate falls), topk-adam:X (the "
+        "largest share X of the momentum), topk:X (of the gradient), int8, f16, powersgd:R (matrices in rank "
+        "R); what is left out is kept and sent later (docs/COMPRESSION.md)",
         .flags = OPTION_FIXED),
     OPTION_STRING("compress-warmup", ParallelOptions, compress_warmup, "-1", "N|auto",
                   "exact steps before the first compressed one; -1: a fifth of the steps, and none for int8 "

@@ -3,6 +3,7 @@
 #include "plan/links.h"
 
 #include <math.h>
+#include <stdio.h>
 
 const char *link_name(LinkKind kind) {
     return kind == LINK_INSIDE ? "inside a host" : "between hosts";
@@ -21,7 +22,9 @@ Links links_of(const Machine *machine, int64_t n_ranks) {
                    .inside_s = host->inside_us * 1e-6,
                    .between_s = network->between_us * 1e-6,
                    .ranks_a_host = a_host,
-                   .style = (CollectiveStyle)network->collectives};
+                   .is_shared = host->inside_is_shared,
+                   .style = (CollectiveStyle)network->collectives,
+                   .measured = machine->message_samples};
 }
 
 GroupPlace links_place(const Links *links, const PlannedGroup *group) {
@@ -88,6 +91,12 @@ static double all_reduce_seconds(const Links *links, double n, const GroupPlace 
     return links->style == COLLECTIVES_AUTO ? fmin(tree, halves) : halves;
 }
 
+/* A collective, or a message to a rank of the group. */
+typedef struct {
+    CommKind kind;
+    bool is_message, is_work;
+} LinkUse;
+
 /* What stays on the host and what leaves it go beside each other. */
 static double exchange_seconds(const Links *links, double n, const GroupPlace *place) {
     double N = place->size, g = place->a_host;
@@ -97,9 +106,10 @@ static double exchange_seconds(const Links *links, double n, const GroupPlace *p
     return seconds + log2_up(place->size) * step_seconds(links, place);
 }
 
-double links_seconds(const Links *links, CommKind kind, double n_bytes, const GroupPlace *place) {
-    if (place->size <= 1) return 0.0;
-    switch (kind) {
+static double formula_seconds(const Links *links, LinkUse use, double n_bytes, const GroupPlace *place) {
+    if (use.is_message)
+        return n_bytes / (place->n_hosts > 1 ? links->between : links->inside) + step_seconds(links, place);
+    switch (use.kind) {
     case COMM_ALL_REDUCE: return all_reduce_seconds(links, n_bytes, place);
     case COMM_REDUCE_SCATTER:
     case COMM_ALL_GATHER: return half_seconds(links, n_bytes, place);
@@ -111,9 +121,87 @@ double links_seconds(const Links *links, CommKind kind, double n_bytes, const Gr
     }
 }
 
-double links_message_seconds(const Links *links, double n_bytes, const GroupPlace *place) {
+/* ---- As measured */
+
+enum { SAMPLE_RANKS, SAMPLE_GROUP, SAMPLE_BYTES };
+
+/* The sample whose ranks and groups are the most alike, of any number of bytes. */
+static const Sample *nearest_ranks(const SampleGroup *samples, double ranks, double group) {
+    const Sample *nearest = NULL;
+    double least = INFINITY;
+    for (int i = 0; i < samples->n; i++) {
+        const double *size = samples->sample[i].size;
+        double apart = fabs(size[SAMPLE_RANKS] - ranks) + fabs(size[SAMPLE_GROUP] - group);
+        if (apart >= least) continue;
+        least = apart;
+        nearest = &samples->sample[i];
+    }
+    return nearest;
+}
+
+static double log_seconds(const Sample *sample) {
+    return sample->size[SAMPLE_BYTES] - sample->rate;
+}
+
+/* Of those with the ranks and the group of `like`, at so many bytes. */
+static double between_sizes(const SampleGroup *samples, const Sample *like, double bytes) {
+    const Sample *below = NULL, *above = NULL;
+    for (int i = 0; i < samples->n; i++) {
+        const Sample *sample = &samples->sample[i];
+        double size = sample->size[SAMPLE_BYTES];
+        if (sample->size[SAMPLE_RANKS] != like->size[SAMPLE_RANKS]) continue;
+        if (sample->size[SAMPLE_GROUP] != like->size[SAMPLE_GROUP]) continue;
+        if (size <= bytes && (!below || size > below->size[SAMPLE_BYTES])) below = sample;
+        if (size >= bytes && (!above || size < above->size[SAMPLE_BYTES])) above = sample;
+    }
+    if (!below) return exp(log_seconds(above));
+    if (!above) return exp(bytes - below->rate);
+    double span = above->size[SAMPLE_BYTES] - below->size[SAMPLE_BYTES];
+    double part = span > 0.0 ? (bytes - below->size[SAMPLE_BYTES]) / span : 0.0;
+    return exp(log_seconds(below) + part * (log_seconds(above) - log_seconds(below)));
+}
+
+static bool measured_seconds(const Links *links, LinkUse use, double n_bytes, const GroupPlace *place,
+                             double *seconds) {
+    char name[48];
+    snprintf(name, sizeof name, "%s%s", use.is_message ? LINK_MESSAGE : comm_kind_name(use.kind),
+             use.is_work ? LINK_WORK : "");
+    const SampleGroup *samples = place->n_hosts == 1 ? samples_group(links->measured, name) : NULL;
+    if (!samples || samples->n_sizes != SAMPLE_BYTES + 1) return false;
+    double ranks = links->ranks_a_host, group = place->size;
+    const Sample *like = nearest_ranks(samples, log(ranks), log(group));
+    double like_ranks = round(exp(like->size[SAMPLE_RANKS])),
+           like_group = round(exp(like->size[SAMPLE_GROUP]));
+    *seconds = between_sizes(samples, like, log(fmax(n_bytes, 1.0)));
+    if (like_ranks == ranks && like_group == group) return true;
+    Links other = *links;
+    GroupPlace other_place = {.size = (int)like_group, .a_host = (int)like_group, .n_hosts = 1};
+    if (links->is_shared) other.inside *= ranks / like_ranks;
+    double formula = formula_seconds(&other, use, n_bytes, &other_place);
+    if (formula > 0.0) *seconds *= formula_seconds(links, use, n_bytes, place) / formula;
+    return true;
+}
+
+static double seconds_of(const Links *links, LinkUse use, double n_bytes, const GroupPlace *place) {
+    double seconds;
     if (place->size <= 1) return 0.0;
-    return n_bytes / (place->n_hosts > 1 ? links->between : links->inside) + step_seconds(links, place);
+    if (measured_seconds(links, use, n_bytes, place, &seconds)) return seconds;
+    return formula_seconds(links, use, n_bytes, place);
+}
+
+double links_seconds(const Links *links, CommKind kind, double n_bytes, const GroupPlace *place) {
+    return seconds_of(links, (LinkUse){.kind = kind}, n_bytes, place);
+}
+
+double links_work_seconds(const Links *links, CommKind kind, double n_bytes, const GroupPlace *place) {
+    double seconds = links_seconds(links, kind, n_bytes, place), work;
+    LinkUse use = {.kind = kind, .is_work = true};
+    if (place->size <= 1 || !measured_seconds(links, use, n_bytes, place, &work)) return seconds;
+    return fmin(work, seconds);
+}
+
+double links_message_seconds(const Links *links, double n_bytes, const GroupPlace *place) {
+    return seconds_of(links, (LinkUse){.is_message = true}, n_bytes, place);
 }
 
 SentCount links_sent(CommKind kind, double n_bytes, int n_ranks, const CommAlgorithm *all_reduce) {

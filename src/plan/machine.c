@@ -38,6 +38,10 @@ static const OptionSpec device_specs[] = {
                  "rate of attention's forward, in parts of that of GEMMs", .flags = OPTION_ABOVE_MIN),
     OPTION_FLOAT("attention-backward", MachineDevice, attention_backward, 0.32, 0.0, 10.0,
                  "and of its backward", .flags = OPTION_ABOVE_MIN),
+    OPTION_BOOL(
+        "whole-recompute", MachineDevice, repeats_whole, false,
+        "activation checkpointing runs whole blocks again, as programs of others do: also the GEMMs and "
+        "the communication whose results the backward does not read"),
     RATE(
         "score-bytes", MachineDevice, score_bytes, 0.0,
         "bytes that attention's forward moves through memory for every score of the whole square, the backward "
@@ -55,12 +59,17 @@ static const OptionSpec device_specs[] = {
     OPTION_FLOAT("busy-efficiency", MachineDevice, busy_efficiency, 1.0, 0.0, 1.0,
                  "of a CPU: part of a core's rate that is left where other ranks keep all other cores busy",
                  .flags = OPTION_ABOVE_MIN),
+    OPTION_FLOAT("crowd-efficiency", MachineDevice, crowd_efficiency, 1.0, 0.0, 1.0,
+                 "of a CPU: part of the rate of all cores that ranks reach together who take turns on them",
+                 .flags = OPTION_ABOVE_MIN),
     RATE("launch-us", MachineDevice, launch_us, 0.0, "microseconds that every instruction takes besides"),
     RATE("watts", MachineDevice, watts, 0.0, "of a device with its share of the host; 0: not known"),
     DEVICE(STRING, "samples", samples, "", "OP:SIZES=RATE ...",
            "rates of instructions as measured, in 'dtype': they go before the rates above"),
     DEVICE(STRING, "all-thread-samples", all_thread_samples, "", "OP:SIZES=RATE ...",
            "of a CPU: the same by one rank with a thread on every core"),
+    DEVICE(STRING, "busy-samples", busy_samples, "", "OP:SIZES=RATE ...",
+           "of a CPU: the same by one thread, while ranks keep all other cores busy"),
     OPTION_END,
 };
 
@@ -77,6 +86,9 @@ static const OptionSpec host_specs[] = {
     RATE("inside-us", MachineHost, inside_us, 0.0, "microseconds of a message inside a host"),
     OPTION_BOOL("inside-shared", MachineHost, inside_is_shared, false,
                 "all devices of a host share one such link"),
+    OPTION_STRING("message-samples", MachineHost, message_samples, "", "KIND:RANKS,GROUP,BYTES=RATE ...",
+                  "what ranks of a host send each other, as measured: of how many on the host, how many to a "
+                  "group, all at once, in GB/s of the vector"),
     RATE("bus-gbs", MachineHost, bus_gbs, 0.0, "GB/s between a device and its host, each way; 0: none"),
     RATE("disk-gbs", MachineHost, disk_gbs, 0.0, "GB/s of a host's disk; 0: not known"),
     OPTION_END,
@@ -152,9 +164,11 @@ static Status refuse_name(const char *name, Error *error) {
 }
 
 static Status read_samples(Machine *machine, Arena *arena, Error *error) {
-    const char *texts[] = {machine->device.samples, machine->device.all_thread_samples};
-    const Samples **read[] = {&machine->samples, &machine->all_thread_samples};
-    for (int i = 0; i < 2; i++) {
+    const char *texts[] = {machine->device.samples, machine->device.all_thread_samples,
+                           machine->device.busy_samples, machine->host.message_samples};
+    const Samples **read[] = {&machine->samples, &machine->all_thread_samples, &machine->busy_samples,
+                              &machine->message_samples};
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
         if (!texts[i] || !*texts[i]) continue;
         Samples *samples = ARENA_ARRAY(arena, Samples, 1);
         TRY(samples_read(texts[i], arena, samples, error));

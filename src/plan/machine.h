@@ -40,6 +40,7 @@ typedef struct {
     double gemm_efficiency;
     const char *gemm_classes;                     /* "64:0.4 256:0.7 1024:1": see gemm_class_share */
     double attention_forward, attention_backward; /* of the rate of GEMMs */
+    bool repeats_whole; /* activation checkpointing runs whole blocks again, what nobody reads included */
     double score_bytes; /* that attention moves through memory a score; 0: fused attention keeps none */
     double draws_g; /* 10^9 random numbers a second, for dropout; of a CPU: of one core; 0: they are free */
     double memory_gbs, memory_efficiency;
@@ -47,10 +48,12 @@ typedef struct {
     /* Of a CPU: the part of its cores' rates together that all threads of one rank reach; and of a core's
      * rate the part that is left where ranks keep all the others busy. */
     double thread_efficiency, busy_efficiency;
-    double launch_us;               /* before an instruction begins to work */
-    double watts;                   /* of a device with its share of the host; 0: not known */
-    const char *samples;            /* rates as measured (samples.h), in the machine's dtype; "": none */
+    double crowd_efficiency; /* and the part of all cores' rates that ranks keep that take turns on them */
+    double launch_us;        /* before an instruction begins to work */
+    double watts;            /* of a device with its share of the host; 0: not known */
+    const char *samples;     /* rates as measured (samples.h), in the machine's dtype; "": none */
     const char *all_thread_samples; /* of a CPU, by one rank with a thread on every core */
+    const char *busy_samples;       /* of a CPU, by one thread while ranks keep all other cores busy */
 } MachineDevice;
 
 /* A host: so many devices, and what connects them. */
@@ -61,6 +64,7 @@ typedef struct {
     double host_memory_gbs;       /* of all its cores together; 0: as many times one as there are */
     double inside_gbs, inside_us; /* of a device, each way; of a step of a collective */
     bool inside_is_shared;        /* one link for all devices together */
+    const char *message_samples;  /* what ranks of a host send each other, as measured (links.h); "": none */
     double bus_gbs;               /* device to host, each way; 0: the same memory */
     double disk_gbs;
 } MachineHost;
@@ -78,7 +82,7 @@ typedef struct {
     MachineDevice device;
     MachineHost host;
     MachineNetwork network;
-    const Samples *samples, *all_thread_samples; /* read; NULL: none */
+    const Samples *samples, *all_thread_samples, *busy_samples, *message_samples; /* read; NULL: none */
 } Machine;
 
 typedef struct {

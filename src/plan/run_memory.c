@@ -193,6 +193,15 @@ static Status find_share(const TrainerSetup *setup, Offload *offload, bool *fits
     return STATUS_OK;
 }
 
+/* A sampler reads the weights, and so do several versions of a pipeline's; a GPU takes the norm of the
+ * gradient of all of it at once. */
+static bool may_go(const TrainerSetup *setup, Offloaded what, OffloadTo to) {
+    const Pipeline *pipeline = setup->pipeline;
+    bool is_unflushed = pipeline && schedule_info(pipeline->layout.kind)->is_asynchronous;
+    if (what == OFFLOAD_WEIGHTS) return setup->options->sample_tokens == 0 && !is_unflushed;
+    return !setup->optimizer->eager && (to == OFFLOAD_HOST || !backend_has_own_memory(setup->backend));
+}
+
 /* Optimizer state first: it crosses the bus once a step, activations once a micro-batch. Where the host has
  * no room for all of what the device has none for, a share in between may have. */
 Status run_memory_choose_offload(const TrainerSetup *setup, Offload *offload, Error *error) {
@@ -211,7 +220,14 @@ Status run_memory_choose_offload(const TrainerSetup *setup, Offload *offload, Er
     if (fits) return STATUS_OK;
     offload->share = 0.0;
     offload->to[OFFLOAD_ACTIVATIONS] = to;
-    return find_share(setup, offload, &fits, error);
+    TRY(find_share(setup, offload, &fits, error));
+    for (int i = 0; i < 2 && !fits; i++) { /* what moves in every micro-batch comes last */
+        static const Offloaded last[] = {OFFLOAD_GRADIENTS, OFFLOAD_WEIGHTS};
+        if (!may_go(setup, last[i], to)) continue;
+        offload->to[last[i]] = to;
+        TRY(try_offload(setup, offload, &fits, error));
+    }
+    return STATUS_OK;
 }
 
 /* Where somebody else has taken memory since it was checked, what was said then is said now. Those who share

@@ -173,7 +173,8 @@ static int compare_group(const void *name, const void *group) {
     return strcmp(name, ((const SampleGroup *)group)->name);
 }
 
-static const SampleGroup *find_group(const Samples *samples, const char *name) {
+const SampleGroup *samples_group(const Samples *samples, const char *name) {
+    if (!samples || !samples->n_groups) return NULL;
     return bsearch(name, samples->group, (size_t)samples->n_groups, sizeof *samples->group, compare_group);
 }
 
@@ -187,10 +188,10 @@ static void set_apart(const SampleGroup *group, const double *from, const double
 }
 
 bool samples_seconds(const Samples *samples, const Node *node, double *seconds) {
-    if (!samples || !samples->n_groups) return false;
+    if (!samples) return false;
     SampleKey key = sample_key(node);
-    const SampleGroup *group = find_group(samples, key.name);
-    if (!group) group = find_group(samples, node->op->name); /* of this variant none was measured */
+    const SampleGroup *group = samples_group(samples, key.name);
+    if (!group) group = samples_group(samples, node->op->name); /* of this variant none was measured */
     if (!group || key.n_sizes != group->n_sizes || key.work <= 0.0) return false;
     double at[SAMPLE_MOST_SIZES] = {0.0}, sum = 0.0, weights = 0.0;
     for (int k = 0; k < key.n_sizes; k++) at[k] = log(key.size[k]);

@@ -45,6 +45,9 @@ typedef struct {
 /* From the arena. An empty text has none. */
 Status samples_read(const char *text, Arena *arena, Samples *samples, Error *error);
 
+/* Those of a name; NULL: there are none. */
+const SampleGroup *samples_group(const Samples *samples, const char *name);
+
 /* Seconds of an instruction; false: none of its operation was measured. */
 bool samples_seconds(const Samples *samples, const Node *node, double *seconds);
 

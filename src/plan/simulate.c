@@ -6,6 +6,7 @@
 #include "parallel/comm_attributes.h"
 #include "parallel/comm_ops.h"
 #include "parallel/pipeline/rendezvous.h"
+#include "plan/repeat.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -47,13 +48,21 @@ static CommWork work_of(const Node *node) {
     return work;
 }
 
-static double work_seconds(const Links *links, const Node *node, const CommWork *work) {
+/* Until it is done; *of_core: what it takes of that from a core that computes beside it. */
+static double work_seconds(const Links *links, const Node *node, const CommWork *work, double *of_core) {
     GroupPlace place = links_place(links, work->group);
+    *of_core = 0.0;
     if (work->kind < 0 || work->is_between_stages) return 0.0;
     if (work->kind == TRAFFIC_MESSAGES || node->op == &OP_SHIFT)
-        return links_message_seconds(links, work->n_bytes, &place);
+        return *of_core = links_message_seconds(links, work->n_bytes, &place);
     CommKind kind = work->kind == TRAFFIC_SCALARS ? COMM_ALL_REDUCE : (CommKind)work->kind;
+    *of_core = links_work_seconds(links, kind, work->n_bytes, &place);
     return links_seconds(links, kind, work->n_bytes, &place);
+}
+
+double simulate_comm_seconds(const Links *links, const Node *node) {
+    CommWork work = work_of(node);
+    return work_seconds(links, node, &work);
 }
 
 /* ---- A part */
@@ -95,7 +104,7 @@ static int comm_lane(PartClock *clock, const Comm *comm) {
 static void communicate(PartClock *clock, const Node *node, const CommWork *work) {
     const StepSimulator *simulator = clock->simulator;
     const CommAttributes *attributes = node->attributes;
-    double seconds = work_seconds(simulator->links, node, work), now = clock->lane[0];
+    double of_core, now = clock->lane[0], seconds = work_seconds(simulator->links, node, work, &of_core);
     if (seconds <= 0.0) return;
     GroupPlace place = links_place(simulator->links, work->group);
     int lane = comm_lane(clock, attributes->comm);
@@ -104,10 +113,14 @@ static void communicate(PartClock *clock, const Node *node, const CommWork *work
     clock->comm_free[lane] = clock->link[link] = end;
     clock->time.sent += seconds;
     note(clock, node, begin, end, LANES_MOST + lane);
-    if (work->is_blocking || !simulator->speed->overlaps) {
+    if (work->is_blocking) {
         clock->time.waited += end - now;
         clock->lane[0] = end;
         return;
+    }
+    if (!simulator->speed->overlaps) { /* whoever carries it takes the core from who computes */
+        clock->time.waited += of_core;
+        clock->lane[0] = now + of_core;
     }
     clock->flight[clock->n_flights] = attributes->flights;
     clock->flight_end[clock->n_flights++] = end;
@@ -235,6 +248,13 @@ void rank_times(const StepSimulator *simulator, const Program *program, Arena *a
                     simulator, program, (Section)section, chunk, is_last,
                     section == SECTION_BACKWARD ? times->part[chunk][SECTION_FORWARD][is_last].out : 0.0,
                     NULL, NULL, arena);
+        }
+        if (!simulator->speed->machine->device.repeats_whole) continue;
+        double more = repeat_whole_seconds(simulator, program, chunk);
+        for (int is_last = 0; is_last < 2; is_last++) {
+            PartTime *backward = &times->part[chunk][SECTION_BACKWARD][is_last];
+            backward->seconds += more;
+            backward->bound[BOUND_GEMM] += more;
         }
     }
 }

@@ -9,8 +9,8 @@
  * **A part** of a program (a section of a chunk) is its instructions in order, on lanes: lane 0 has what
  * waits for everything before it, other lanes (graph/lanes.h) begin where lane 0 is and are joined where the
  * program says so, and what communicates runs on a lane of its communicator from its start node until its
- * wait. Two communicators that use the same kind of link take turns on it. Where nothing goes beside
- * computation (a CPU whose cores are all busy), a start node takes the time that the message takes.
+ * wait. Two communicators that use the same kind of link take turns on it. Where cores are all busy, a start
+ * node takes what the message takes of a core (links_work_seconds), and only who waits for others is hidden.
  *
  * **A pipeline** is the schedule's own actions (parallel/pipeline/schedule.h) carried out by the rules of its
  * messages (rendezvous.h), each action taking as long as its part. Without one, actions follow each other.
@@ -54,6 +54,9 @@ typedef struct {
  * arena) where `events` is not NULL. */
 PartTime part_time(const StepSimulator *simulator, const Program *program, Section section, int chunk,
                    bool is_last, SimulatedNode **events, int *n_events, Arena *arena);
+
+/* What a node's communication takes, alone; 0: it is none, or between stages. */
+double simulate_comm_seconds(const Links *links, const Node *node);
 
 /* Of one rank: every part, in micro-batches that are not the last, and in the last. */
 typedef struct {

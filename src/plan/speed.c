@@ -59,11 +59,23 @@ static double turns_of(const Machine *machine, const SpeedUse *use) {
     return n_cores > 0.0 ? fmin(1.0, n_cores / (ranks * fmin(threads, n_cores))) : 1.0;
 }
 
-static double busy_share(const Machine *machine, const SpeedUse *use) {
+/* Of a rank's other cores, the part that others keep busy. */
+static double busy_part(const Machine *machine, const SpeedUse *use) {
     double n_cores = (double)machine->host.n_cores, threads = threads_of(machine, use);
-    double ranks = machine_ranks_a_host(machine, use->n_ranks), busy = machine->device.busy_efficiency;
+    double ranks = machine_ranks_a_host(machine, use->n_ranks);
     double others = fmin(ranks * threads, n_cores) - fmin(threads, n_cores);
-    return n_cores > 1.0 && busy > 0.0 ? 1.0 - (1.0 - busy) * others / (n_cores - 1.0) : 1.0;
+    return n_cores > 1.0 ? others / (n_cores - 1.0) : 0.0;
+}
+
+static double busy_share(const Machine *machine, const SpeedUse *use) {
+    double busy = machine->device.busy_efficiency;
+    return busy > 0.0 ? 1.0 - (1.0 - busy) * busy_part(machine, use) : 1.0;
+}
+
+/* Ranks that take turns find each other's numbers in the caches, and wait for those who have none. */
+static double crowd_share(const Machine *machine, const SpeedUse *use) {
+    double crowd = machine->device.crowd_efficiency;
+    return turns_of(machine, use) < 1.0 && crowd > 0.0 ? crowd : 1.0;
 }
 
 static void use_samples(RankSpeed *speed, const Machine *machine, const SpeedUse *use) {
@@ -76,10 +88,13 @@ static void use_samples(RankSpeed *speed, const Machine *machine, const SpeedUse
         double loss = (1.0 - machine->device.thread_efficiency) * (threads - 1.0) / (n_cores - 1.0);
         speed->threads = threads * (1.0 - fmin(fmax(loss, 0.0), 0.9));
     }
-    speed->share = speed->turns * busy_share(machine, use);
+    speed->share = speed->turns * crowd_share(machine, use);
+    speed->busy_share = busy_share(machine, use);
     if (!is_measured || !machine->samples) return;
     speed->one_thread = machine->samples;
     speed->all_threads = machine->all_thread_samples;
+    speed->busy = machine->busy_samples;
+    speed->busy_part = busy_part(machine, use);
     if (n_cores > 1.0) speed->all_threads_part = log(fmin(threads_of(machine, use), n_cores)) / log(n_cores);
     if (n_cores > 0.0 && machine->host.host_memory_gbs > 0.0)
         speed->shared_memory =
@@ -142,19 +157,30 @@ static double arithmetic_rate(const RankSpeed *speed, const Node *node, NodeBoun
     return speed->vector;
 }
 
+/* What others on the other cores make of it, by caches and memory that all share: as measured, or nobody has
+ * tried. */
+static double beside_others(const RankSpeed *speed, const Node *node, const Cost *cost, double alone,
+                            double seconds) {
+    double busy, least = 0.0;
+    if (speed->busy_part > 0.0 && samples_seconds(speed->busy, node, &busy))
+        return seconds * pow(busy / alone, speed->busy_part) / speed->share;
+    if (speed->shared_memory > 0.0 && cost->bytes > speed->cache_bytes)
+        least = cost->bytes / speed->shared_memory;
+    return fmax(seconds / speed->busy_share / speed->share, least);
+}
+
 /* As measured. With some of the cores a rank is as far between one thread and all, in logarithms, as their
  * number is. */
 static bool measured_time(const RankSpeed *speed, const Node *node, const Cost *cost, NodeTime *time) {
-    double seconds, of_all;
-    if (!speed->one_thread || !samples_seconds(speed->one_thread, node, &seconds)) return false;
+    double alone, seconds, of_all;
+    if (!speed->one_thread || !samples_seconds(speed->one_thread, node, &alone)) return false;
+    seconds = alone;
     if (speed->all_threads_part > 0.0 && samples_seconds(speed->all_threads, node, &of_all))
         seconds *= pow(of_all / seconds, speed->all_threads_part);
     else seconds /= speed->threads; /* nobody has tried them */
     arithmetic_rate(speed, node, &time->bound);
     if (time->bound == BOUND_VECTOR) time->bound = BOUND_MEMORY;
-    time->seconds = seconds / speed->share;
-    if (speed->shared_memory > 0.0 && cost->bytes > speed->cache_bytes)
-        time->seconds = fmax(time->seconds, cost->bytes / speed->shared_memory);
+    time->seconds = beside_others(speed, node, cost, alone, seconds);
     if (time->seconds < speed->launch) *time = (NodeTime){speed->launch, BOUND_LAUNCH};
     return true;
 }

@@ -32,10 +32,11 @@ typedef struct {
     double host, bus, disk; /* bytes a second of a rank: of the host's kernels, to the host, to its disk */
     bool overlaps;          /* communication goes on beside computation */
     /* What was measured counts more than the rates above. Of a CPU: by one thread and by one on every core,
-     * and how far between them a rank is; of what it says, the part that a rank has where others want the
-     * cores; and bytes a second of the memory behind all caches, where all ranks are at it. */
-    const Samples *one_thread, *all_threads;
-    double all_threads_part, share, shared_memory;
+     * and how far between them a rank is; by one thread beside others on all other cores, and how many of
+     * those are at it; of what all that says, the part that a rank has where others want the cores; and bytes
+     * a second of the memory behind all caches, where all ranks are at it. */
+    const Samples *one_thread, *all_threads, *busy;
+    double all_threads_part, busy_part, busy_share, share, shared_memory;
     double threads; /* of a rank, in parts of one that is alone */
     double turns; /* 1: a rank's threads always have their cores; else the part of the time that they have */
 } RankSpeed;

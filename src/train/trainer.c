@@ -85,6 +85,7 @@ static StepOptions step_options(const TrainerSetup *setup) {
                         .tensor_chunks = tensor_chunks(setup),
                         .context = setup->parallel ? (ContextStyle)setup->parallel->context : CONTEXT_RING,
                         .seed = (uint64_t)options->seed,
+                        .n_steps = options->n_steps,
                         .sync = sync_of(setup),
                         .pipeline = setup->pipeline,
                         .part = setup->part,
@@ -394,6 +395,7 @@ static Status read_tensors(Trainer *trainer, const Checkpoint *checkpoint, float
         TRY(checkpoint_read_map(checkpoint, &trainer->table, i, &sync->moments, host, error));
         TRY(upload_moment(executor, optimizer->moment[i], i, sync->moments.n_local, host, error));
     }
+    TRY(trainer_take_late(trainer, checkpoint, host, error));
     TRY(trainer_take_errors(trainer, checkpoint, host, error));
     TRY(trainer_take_compression(trainer, checkpoint, host, error));
     return trainer_take_router_bias(trainer, checkpoint->state.router_bias, error);

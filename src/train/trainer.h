@@ -153,6 +153,10 @@ const Tensor *trainer_moment(const Trainer *trainer, int index);
 Status trainer_say_compression(Trainer *trainer, CheckpointState *state, Error *error);
 Status trainer_take_compression(Trainer *trainer, const Checkpoint *checkpoint, float *host, Error *error);
 
+/* Of updates that are a step late; the gradient whose update is to come (trainer_late.c). */
+Status trainer_say_late(Trainer *trainer, CheckpointState *state, Error *error);
+Status trainer_take_late(Trainer *trainer, const Checkpoint *checkpoint, float *host, Error *error);
+
 /* What ranks that compress have left over (trainer_errors.c): what a checkpoint says of it, and this rank's
  * from there, whatever the number of ranks that saved it. `room` has 2 · n_flat elements. */
 void trainer_say_errors(const Trainer *trainer, CheckpointState *state);

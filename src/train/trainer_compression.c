@@ -7,12 +7,14 @@
 #include <string.h>
 
 int trainer_n_moments(const Trainer *trainer) {
-    return trainer->step.optimizer.n_moments + (trainer->step.lamb.fresh != NULL);
+    const TrainStep *step = &trainer->step;
+    return step->optimizer.n_moments + (step->lamb.fresh != NULL) + (step->optimizer.late != NULL);
 }
 
 const Tensor *trainer_moment(const Trainer *trainer, int index) {
     const OptimizerTensors *optimizer = &trainer->step.optimizer;
-    return index < optimizer->n_moments ? optimizer->moment[index] : trainer->step.lamb.fresh;
+    if (index < optimizer->n_moments) return optimizer->moment[index];
+    return optimizer->late ? optimizer->late : trainer->step.lamb.fresh;
 }
 
 /* ---- coefficients: this rank's tensors among those of the whole model */

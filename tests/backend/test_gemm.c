@@ -210,6 +210,65 @@ static void sums_of_middle_length(void **state) {
     }
 }
 
+/* Few strips: operands are multiplied as they lie, with odd rows and ends of k. */
+static void operands_that_are_not_packed(void **state) {
+    (void)state;
+    static const int64_t shapes[][3] = {{257, 48, 130},  {67, 128, 257}, {18, 32, 3},   {99, 64, 7},
+                                        {130, 80, 1100}, {17, 16, 40},   {40, 130, 45}, {34, 96, 256},
+                                        {128, 64, 33},   {1, 64, 70}};
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
+        check_shape(shapes[i][0], shapes[i][1], shapes[i][2], ALL_MODES, ALL_TRANSPOSES, 150);
+}
+
+/* Columns `n` of the product, and how its first `narrow` columns come out alone. */
+static void check_narrow(int64_t m, int64_t n, int64_t narrow, int64_t k, unsigned transposes) {
+    const bool transpose_a = transposes & 1, transpose_b = transposes & 2;
+    float *a = random_matrix(transpose_a ? k : m, transpose_a ? m : k, "a"),
+          *b = random_matrix(transpose_b ? n : k, transpose_b ? k : n, "b"),
+          *whole = random_matrix(m, n, "c"), *alone = copy_of(whole, m, n);
+    void *scratch;
+    Error error = {0};
+    Gemm gemm = {.transpose_a = transpose_a,
+                 .transpose_b = transpose_b,
+                 .m = m,
+                 .n = n,
+                 .k = k,
+                 .a = a,
+                 .lda = (transpose_a ? m : k) + GAP,
+                 .b = b,
+                 .ldb = (transpose_b ? k : n) + GAP,
+                 .c = whole,
+                 .ldc = n + GAP};
+    const size_t n_bytes = gemm_scratch_bytes_up_to(&gemm, 1);
+    assert_ok(memory_alloc(&scratch, n_bytes, "scratch", &error), &error);
+    gemm_run(&gemm, scratch, 1);
+    gemm.c = alone;
+    gemm.n = narrow;
+    gemm_run(&gemm, scratch, 1);
+    for (int64_t i = 0; i < m * narrow; i++) {
+        const int64_t at = i / narrow * (n + GAP) + i % narrow;
+        if (memcmp(&whole[at], &alone[at], sizeof *whole) != 0)
+            fail_msg("%lldx%lldx%lld%s%s: element %lld is %.9g, alone %.9g", (long long)m, (long long)n,
+                     (long long)k, transpose_a ? ", A transposed" : "", transpose_b ? ", B transposed" : "",
+                     (long long)i, (double)whole[at], (double)alone[at]);
+    }
+    memory_free(scratch, n_bytes);
+    free(a);
+    free(b);
+    free(whole);
+    free(alone);
+}
+
+/* Packed or not, sums are made in the same order: an expert's GEMM has the bits of the dense one's. */
+static void columns_alone_have_the_same_bits(void **state) {
+    (void)state;
+    for (unsigned transposes = 0; transposes < 4; transposes++) {
+        check_narrow(131, 400, 64, 150, transposes);
+        check_narrow(64, 300, 32, 200, transposes);
+        check_narrow(90, 480, 96, 1300, transposes);
+    }
+}
+
 /* A bound for sizes up to given ones is one for each of them, on any number of threads. */
 static void scratch_is_bounded(void **state) {
     (void)state;
@@ -238,9 +297,10 @@ static void scratch_is_bounded(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(several_blocks_of_k),   cmocka_unit_test(many_blocks_of_k),
-        cmocka_unit_test(several_passes_over_k), cmocka_unit_test(several_passes_over_columns),
-        cmocka_unit_test(sums_of_middle_length), cmocka_unit_test(scratch_is_bounded),
+        cmocka_unit_test(several_blocks_of_k),          cmocka_unit_test(many_blocks_of_k),
+        cmocka_unit_test(several_passes_over_k),        cmocka_unit_test(several_passes_over_columns),
+        cmocka_unit_test(sums_of_middle_length),        cmocka_unit_test(scratch_is_bounded),
+        cmocka_unit_test(operands_that_are_not_packed), cmocka_unit_test(columns_alone_have_the_same_bits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,6 +2,7 @@
  * ends once, a request that cannot be says why, and closing waits for what was started. */
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -146,8 +147,10 @@ static void a_scratch_file_tells_what_was_wrong(void **state) {
         assert_int_equal(scratch_open(&file, "/tmp", N, kind, &error), STATUS_OK);
         ScratchTransfer out = {true, 0, memory, N, keep_error, &written};
         ScratchTransfer behind = {false, 64 * N, memory, N, keep_error, &read};
-        assert_int_equal(scratch_start(file, &out, &error), STATUS_OK);
-        assert_int_equal(scratch_start(file, &behind, &error), STATUS_OK);
+        bool is_done;
+        assert_int_equal(scratch_start(file, &out, &is_done, &error), STATUS_OK);
+        assert_false(is_done);
+        assert_int_equal(scratch_start(file, &behind, &is_done, &error), STATUS_OK);
         char way[64];
         assert_non_null(
             strstr(scratch_way(file, way, sizeof way), kind == FILE_QUEUE_THREADS ? "threads" : "by"));
@@ -159,11 +162,53 @@ static void a_scratch_file_tells_what_was_wrong(void **state) {
     free(memory);
 }
 
+/* Parts of any size, one after the other, as a byte array would have them; memory begins where in a page the file does. */
+static void parts_of_pages_are_kept(void **state) {
+    (void)state;
+    enum { PAGES = 8, N = PAGES * SCRATCH_PAGE, ROUNDS = 400 };
+    unsigned char *memory = NULL, model[N] = {0};
+    assert_int_equal(posix_memalign((void **)&memory, SCRATCH_PAGE, N), 0);
+    for (FileQueueKind kind = FILE_QUEUE_AUTO; kind <= FILE_QUEUE_THREADS; kind++) {
+        Error error = {0};
+        ScratchFile *file;
+        if (!is_there(kind)) continue;
+        memset(model, 0, N);
+        assert_int_equal(scratch_open(&file, "/tmp", N, kind, &error), STATUS_OK);
+        srand(5);
+        for (int i = 0; i < ROUNDS; i++) {
+            size_t first = (size_t)rand() % N, n = 1 + (size_t)rand() % (N - first);
+            if (i % 3 == 0) first = first / SCRATCH_PAGE * SCRATCH_PAGE;
+            if (i % 2) n = 1 + n % 3000;
+            if (first + n > N) n = N - first;
+            Error written = {.status = STATUS_FAILED};
+            bool is_write = i % 5 != 4, is_done;
+            memset(memory, 0xee, N);
+            for (size_t k = 0; k < n && is_write; k++)
+                memory[first + k] = model[first + k] = (unsigned char)rand();
+            ScratchTransfer transfer = {is_write, first, memory + first, n, keep_error, &written};
+            assert_int_equal(scratch_start(file, &transfer, &is_done, &error), STATUS_OK);
+            while (!is_done && __atomic_load_n(&written.status, __ATOMIC_ACQUIRE) == STATUS_FAILED)
+                sched_yield();
+            if (!is_write) assert_memory_equal(memory + first, model + first, n);
+        }
+        assert_int_equal(scratch_read(file, 0, memory, N, &error), STATUS_OK);
+        assert_memory_equal(memory, model, N);
+        memset(memory, 9, N);
+        assert_int_equal(scratch_write(file, 0, memory, N / 2, &error), STATUS_OK);
+        memset(model, 9, N / 2);
+        assert_int_equal(scratch_read(file, 0, memory, N, &error), STATUS_OK);
+        assert_memory_equal(memory, model, N);
+        scratch_close(&file);
+    }
+    free(memory);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_byte_arrives),
         cmocka_unit_test(what_fails_says_why),
         cmocka_unit_test(a_scratch_file_tells_what_was_wrong),
+        cmocka_unit_test(parts_of_pages_are_kept),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

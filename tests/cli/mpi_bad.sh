@@ -18,7 +18,11 @@ no() {
 }
 
 # Said of everybody: no rank is named.
-no '/--batch 3 has fewer sequences than the 4 ranks that share it; raise --batch/' 4 --batch 3
+no '/--batch 3 has fewer sequences than the 4 ranks that share it; raise --batch to 4, or start 3 ranks \(mpirun -n\)$/' 4 --batch 3
+no '/--batch 1 has fewer sequences than the 2 ranks that share it; raise --batch to 2, or start 2 ranks \(mpirun -n\) with --dp 1$/' 4 \
+    --batch 1 --tp 2 --dp 2
+no '/--batch 1 has fewer sequences than the 2 ranks that share it; raise --batch to 2$/' 2 --batch 1 --experts 2 --ep 2
+no '/--cp 2 is more than sequences of 2 tokens .*; lower it to 1, or take a model with a larger --context/' 2 --cp 2 --context 2
 no '/--dp 3 does not multiply to the 4 ranks of this run; leave out --dp/' 4 --dp 3
 no '/--dp 1 does not multiply to the 2 ranks of this run/' 2 --dp 1
 no "/--zero wants a whole number between 0 and 3, got '4'/" 2 --zero 4

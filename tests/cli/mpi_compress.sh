@@ -108,7 +108,7 @@ ranks_refused '/--compress-warmup 3x: it is a number/' 2 "${small[@]}" --compres
 ranks_refused '/--compress 1bit-lamb is a form of LAMB and needs --optimizer lamb/' 2 "${small[@]}" --compress 1bit-lamb
 ranks_refused '/--compress 1bit-adam is a form of Adam.*1bit-lamb/' 2 "${small[@]}" --compress 1bit-adam --optimizer lamb
 ranks_refused '/--lamb-scale-min .*1bit-lamb/' 2 "${small[@]}" --optimizer lamb --compress int8 --lamb-scale-min 0.3
-ranks_refused '/--compress 1bit-adam is compared in f32/' 2 verify --compress 1bit-adam --dtype bf16
+ranks_refused '/--compress 1bit-adam is compared in f32, tf32 and bf16/' 2 verify --compress 1bit-adam --dtype pure-bf16
 
 # bytes WORDS...: what a step sends along dp, of all ranks, as it is counted.
 bytes() {
@@ -117,7 +117,7 @@ bytes() {
 }
 exact=$(bytes) signs=$(bytes --compress 1bit-adam)
 # As predicted: of a block of 64 numbers 3 words, 17, 33, 2; there and back as often as in a ring.
-for way in '1bit-adam 3' '1bit-lamb 3' 'int8 17' 'f16 33' 'topk:0.01 2'; do
+for way in '1bit-adam 3' '0/1-adam:16 3' '1bit-lamb 3' 'int8 17' 'f16 33' 'topk:0.01 2' 'topk-adam:0.01 2'; do
     read -r name words <<<"$way"
     n=$(bytes --compress "$name" --optimizer "$([[ $name == *lamb ]] && echo lamb || echo adamw)")
     ((n * 64 == exact * words)) || fail "$name sends $n bytes, exact sums $exact"

@@ -70,9 +70,13 @@ cmp -s out text || fail "generate --ep 2: another text: $(diff out text)"
 ranks 4 generate two2 --ep 2 --tp 2 --prompt "the 3" --tokens 12 --temperature 0
 cmp -s out text || fail "generate --ep 2 --tp 2: another text: $(diff out text)"
 pgpt eval two2 --data book.txt --json
-loss=$(sed -n 's/.*"loss": *\([0-9.]*\).*/\1/p' out)
-ranks 3 eval two2 --data book.txt --ep 3 --json
-close_numbers 1e-5 "$loss" "$(sed -n 's/.*"loss": *\([0-9.]*\).*/\1/p' out)"
+loss=$(tail -n 1 out | field loss) read=$(tail -n 1 out | field tokens_read)
+for words in '3 --ep 3' '4 --ep 2 --dp 2'; do
+    # shellcheck disable=SC2086
+    ranks ${words%% *} eval two2 --data book.txt --json ${words#* }
+    close_numbers 1e-5 "$loss" "$(tail -n 1 out | field loss)"
+    [[ $(tail -n 1 out | field tokens_read) == "$read" ]] || fail "$words: not $read tokens were read: $(tail -n 1 out)"
+done
 
 # The program shows it: rows set out before the experts that all tokens pass are computed, and are waited for behind.
 ranks 2 "${small[@]}" --ep 2 --print-program

@@ -11,6 +11,12 @@ n=10
 limit=300 ranks 4 verify --layers 5 --channels 20 --heads 5 --context 9 --vocab 37 --threads 1 --steps 3 --sample $((n / 2)) \
     --offload gradients,optimizer:file=. --offload-bucket-mb 0.005 --only 'zero 2|zero 3|pp 2, tp 2'
 grep -q "$((n / 2)) layouts in .*, 0 differ" out || fail "verify --offload gradients says: $(cat out)"
+# Weights and sums of gradients, at the host and in files, with every strategy: what is sent is of what was fetched.
+for words in weights:host,gradients:host weights:file=.,gradients:file=.,optimizer:file=.; do
+    limit=300 ranks 4 verify --layers 5 --channels 20 --heads 5 --context 9 --vocab 37 --threads 1 --steps 3 --sample $((2 * n)) \
+        --offload "$words" --offload-bucket-mb 0.005
+    grep -q "$((2 * n)) layouts in .*, 0 differ" out || fail "verify --offload $words says: $(cat out)"
+done
 # Every optimizer and all kinds of moments, sharded and not.
 for words in "--optimizer lamb" "--optimizer muon --moments 8bit" "--moments 8bit" "--moments bf16"; do
     # shellcheck disable=SC2086

@@ -1,5 +1,5 @@
 #!/bin/bash
-# SIGKILL while optimizer state is in a file: at random moments and while a checkpoint is being written, of one process and of one or
+# SIGKILL while optimizer state, and in two runs of three weights and gradients, are in a file: at random moments and while a checkpoint is being written, of one process and of one or
 # both of two ranks that share the state (ZeRO 1). The same words go on, and the last checkpoint has the bits of a run that offloads
 # nothing and was left in peace. Nothing is left in the folder.
 #
@@ -45,7 +45,9 @@ done
 run=killed n_kills=0 n_in_save=0 n_both=0 n_runs=0 n_misses=0
 while ((n_kills < wanted)); do
     n=$((2 - n_runs % 2)) io=$( ((n_runs % 4 < 2)) && echo auto || echo threads)
-    words=("${options[@]}" --zero $((n - 1)) --out "$run" --resume auto --offload optimizer:file=disk --offload-bucket-mb 0.01 --offload-io "$io")
+    away=optimizer:file=disk
+    ((n_runs % 3 == 0)) || away+=,weights:file=disk,gradients:file=disk
+    words=("${options[@]}" --zero $((n - 1)) --out "$run" --resume auto --offload "$away" --offload-bucket-mb 0.01 --offload-io "$io")
     rm -rf $run
     for ((kills = 0; kills < 2 && n_kills < wanted; kills++)); do
         start_ranks $n "${words[@]}"

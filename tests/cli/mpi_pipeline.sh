@@ -180,6 +180,19 @@ grep -q -- '--chunks as is the default instead of 2, --stages as is the default 
 ranks 4 train --resume other --steps 4 --pp 4
 close_numbers 1e-4 "$(column whole loss | head -n 4)" "$(column other loss)"
 
+# Nor can a call leave out what another one was given: what excludes something that is given now goes back to its default.
+ranks 2 "${small[@]}" --steps 1 --tp 2 --tp-chunks 2 --recompute 1 --clip-style check --out said
+while read -r step words; do
+    # shellcheck disable=SC2086
+    ranks 2 train --resume said --steps "$step" ${words% note:*}
+    grep -qF -e "${words#* note: }" err || fail "$words: $(cat err)"
+done <<END
+2 --tp-style row note: --tp-chunks as is the default instead of 2
+3 --tp 1 --pp 2 --recompute-stages 1,0 note: --recompute as is the default instead of 1
+4 --recompute 2 note: --recompute-stages as is the default instead of 1,0
+5 --schedule pipedream note: --clip-style as is the default instead of check
+END
+
 # What cannot be, with the nearest that can.
 no() {
     depth=2 at_once ranks_refused "$1" "$2" "${small[@]}" --out bad "${@:3}"

@@ -86,6 +86,14 @@ for file in unseen/checkpoints/step-00000006/*; do
 done
 same_losses unseen stage-0
 
+# Groups beside each other along an axis are told apart: nothing is lost of a mesh of two axes.
+ranks 4 "${small[@]}" --tp 2 --pp 2 --micro-batch 4 --out mesh --trace
+[[ $(sed -n 's/.*"unmatched_collectives":\([0-9]*\).*/\1/p' mesh/trace.json) == 0 ]] || fail "collectives were left out: $(cat err)"
+pgpt lab timeline mesh/trace.json --out drawn
+for group in 0,1 2,3; do
+    grep -q "^tensor $group  *reduce-scatter " out || fail "no collectives of the ranks $group: $(cat out)"
+done
+
 # A few steps only (with nothing under way at their borders, which would be left out), and a file of one's own; of one process too.
 ranks 3 "${small[@]}" --save-every 0 --out part --trace part.json --trace-steps 3:4
 check_trace part.json 3 2

@@ -137,6 +137,13 @@ refused '/--measure runs the best that --tune finds/' plan --measure 2
 pgpt plan --model nano --machine cpu --batch 2 --sequence 32 --tune --measure 1 --plan-out "tuned here"
 grep -Eq '^  1 +[0-9.]+ ms +[0-9.]+ ms +[-+]' out || fail "$(cat out)"
 pgpt plan --model nano --machine "tuned here/machine.ini"
+# Rates that were measured are corrected like all others.
+pgpt plan --machine cpu --print-machine
+{ cat out; echo 'samples = linear:64,64,64=1e-3 adamw:1000=1e-3'; } > slow.ini
+pgpt plan --model nano --machine slow.ini --batch 2 --sequence 32 --tune --measure 1 --plan-out corrected
+awk '/^tflops-32 =/ { rate[FILENAME] = $3 } /^samples =/ { split($3, word, "="); sample[FILENAME] = word[2] }
+     END { a = rate["corrected/machine.ini"] / rate["slow.ini"]; b = sample["corrected/machine.ini"] / 1e-3
+           exit !(a > 10 && a / b < 1.01 && b / a < 1.01) }' slow.ini corrected/machine.ini || fail "$(cat corrected/machine.ini)"
 # A text with words of a shell in its name is a name.
 cp "$SOURCE_ROOT/README.md" 'a; touch struck'
 pgpt plan --model nano --machine cpu --batch 2 --sequence 32 --tokenizer char --data 'a; touch struck' --tune --measure 1

@@ -76,6 +76,27 @@ pgpt train "${options[@]}" --print-program --device cuda:h200 --offload optimize
 grep -q 'the host waits' out || fail "the host does not wait"
 refused "/offload-update device/" train "${options[@]}" --print-program --device cuda:h200 --offload optimizer --optimizer lamb --offload-update host
 
+# Weights and sums of gradients, in files: with an evaluation, micro-batches, resume and the rest.
+for words in "" "--dtype bf16 --micro-batch 1" "--dtype pure-f16" "--dtype f16 --offload-io threads" "--clip 0.5 --clip-style check" "--optimizer muon" \
+    "--optimizer lamb --moments 8bit" "--recompute 1 --clip 0"; do
+    rm -rf one two
+    plain=()
+    for word in $words; do [[ $word == --offload-io || $word == threads ]] || plain+=("$word"); done
+    pgpt train "${options[@]}" --steps 12 --out one "${plain[@]}"
+    for offload in weights:file=disk gradients:file=disk,weights:file=disk optimizer:file=disk,weights:file=disk,gradients:file=disk; do
+        rm -rf two
+        # shellcheck disable=SC2086
+        pgpt train "${options[@]}" --steps 12 --out two $words --offload $offload --offload-bucket-mb 0.01
+        same_files one two 00000012
+        same_losses one two
+        [[ -z $(find disk -type f) ]] || fail "left behind: $(find disk -type f)"
+    done
+done
+rm -r two/checkpoints/step-00000012 one/checkpoints/step-00000012
+pgpt train --resume two --offload ""
+pgpt train --resume one --offload weights:file=disk,gradients:file=disk
+same_files one two 00000012
+
 # Weights, in an evaluation too: a copy here, which only verify allows.
 pgpt verify --threads 1 --steps 3 --offload weights,gradients,optimizer:file=disk,activations:host --offload-bucket-mb 0.01
 grep -q ', 0 differ' out || fail "verify: $(cat out)"
@@ -112,7 +133,8 @@ refused "/optimizer:file=DIR/" train "${options[@]}" --out x --offload optimizer
 refused "/disk2/" train "${options[@]}" --out x --offload optimizer:file=disk2
 refused "/auto:file=DIR/" train "${options[@]}" --out x --offload auto
 refused "/leave out the rest/" train "${options[@]}" --out x --offload auto:file=disk,optimizer:file=disk
-refused "/gradients:host/" train "${options[@]}" --out x --offload gradients:file=disk
+refused "/gradients:host/" train "${options[@]}" --print-program --device cuda:h200 --offload gradients:file=disk
+refused "/sample-tokens 0/" train "${options[@]}" --sample-tokens 4 --out x --offload weights:file=disk
 refused "/pgpt train/" verify --offload auto
 refused "/weights or activations/" train "${options[@]}" --out x --offload moments
 refused "/twice/" train "${options[@]}" --out x --offload optimizer:file=disk,optimizer:file=disk

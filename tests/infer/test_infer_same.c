@@ -238,6 +238,32 @@ static void several_together(void **state) {
     check_model("experts, windows and depths", config);
 }
 
+/* Five heads of five channels, thirteen blocks, as many wishes as experts, more experts than a vector has lanes. */
+static void odd_sizes(void **state) {
+    (void)state;
+    ModelConfig odd = base_config();
+    odd.n_layers = 13;
+    odd.n_heads = odd.n_kv_heads = 5;
+    odd.n_channels = 25;
+    ModelConfig all = with_experts(odd, ROUTER_TOPK);
+    all.n_chosen = 5;
+    all.expert_hidden = 7;
+    check_model("all of five experts", all);
+    ModelConfig many = with_experts(odd, ROUTER_BALANCE_FREE);
+    many.n_experts = 37;
+    many.n_chosen = 4;
+    many.expert_hidden = 3;
+    many.mlp = MLP_SWIGLU;
+    many.attention_pattern = "window:7,fixed:16:3,dense";
+    many.depth_capacity = 0.3;
+    many.depth_every = 3;
+    check_model("37 experts, windows, depths", many);
+    ModelConfig one = with_experts(odd, ROUTER_SWITCH);
+    one.n_experts = 1;
+    one.n_layers = 2;
+    check_model("one expert", one);
+}
+
 /* Room for a whole sequence's tokens is none for a text that is written: nothing is dropped there. */
 static void capacity_is_not_for_texts(void **state) {
     (void)state;
@@ -268,9 +294,13 @@ static void capacity_is_not_for_texts(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_router),     cmocka_unit_test(other_experts),
-        cmocka_unit_test(every_pattern),    cmocka_unit_test(depths),
-        cmocka_unit_test(several_together), cmocka_unit_test(capacity_is_not_for_texts),
+        cmocka_unit_test(every_router),
+        cmocka_unit_test(other_experts),
+        cmocka_unit_test(every_pattern),
+        cmocka_unit_test(depths),
+        cmocka_unit_test(several_together),
+        cmocka_unit_test(odd_sizes),
+        cmocka_unit_test(capacity_is_not_for_texts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -41,7 +41,7 @@ static Counted count(const char *options, const char *const *hosts) {
     train_run(&run, n_words, words, &error);
     assert_string_equal(error.text, "");
     assert_int_equal(run.outcome, TRAIN_RUN_MESH);
-    train_count_traffic(&run, hosts, &counted.sum, &counted.most, &error);
+    train_count_traffic(&run, hosts, false, &counted.sum, &counted.most, &error);
     assert_string_equal(error.text, "");
     ParameterTable table;
     parameters_build(&table, &run.values.model, &error);

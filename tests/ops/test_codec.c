@@ -76,8 +76,32 @@ static void left_over(void **state) {
     }
 }
 
+/* Of the largest, those without a gradient are none, however large what was left over of them. */
+static void largest_with_gradient(void **state) {
+    (void)state;
+    static Fixture f;
+    Codec top = {.kind = CODEC_TOP, .n_kept = 3};
+    CodecSlice slice = {f.words, f.values, f.variance, 1e30f, N};
+    for (int i = 0; i < N; i++) {
+        f.values[i] = i % 2 ? 100.0f : 1.0f + (float)(i % CODEC_BLOCK) / CODEC_BLOCK;
+        f.variance[i] = i % 2 ? 0.0f : 4.0f;
+    }
+    codec_encode(&top, &slice, 0, codec_blocks(N));
+    slice.values = f.said;
+    codec_decode(&top, &slice, 0, codec_blocks(N), 1.0f, false);
+    for (int i = 0; i < N; i++) {
+        int end = i / CODEC_BLOCK * CODEC_BLOCK + CODEC_BLOCK < N ? CODEC_BLOCK : N % CODEC_BLOCK;
+        if (!end) end = CODEC_BLOCK;
+        int last_even = (end - 1) / 2 * 2, at = i % CODEC_BLOCK;
+        bool is_sent = i % 2 == 0 && at > last_even - 6;
+        float value = 1.0f + (float)at / CODEC_BLOCK;
+        assert_true(f.said[i] == (is_sent ? value : 0.0f));
+        assert_true(f.values[i] == (is_sent || i % 2 ? 0.0f : value));
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(no_gradient), cmocka_unit_test(limits),
-                                       cmocka_unit_test(left_over)};
+                                       cmocka_unit_test(left_over), cmocka_unit_test(largest_with_gradient)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -133,9 +133,52 @@ static void counts_are_what_is_sent(void **state) {
     }
 }
 
+static double seconds_at(const Machine *machine, int n_ranks, int group, int stride, double n_bytes) {
+    int members[16];
+    Links links = links_of(machine, n_ranks);
+    PlannedGroup planned = group_of(group, stride, members);
+    GroupPlace place = links_place(&links, &planned);
+    return links_seconds(&links, COMM_ALL_REDUCE, n_bytes, &place);
+}
+
+/* Sizes between two samples, below and above all; other ranks and groups by the ratio of the formulas. */
+static void what_was_measured_counts(void **state) {
+    (void)state;
+    Arena arena = {0};
+    Error error = {0};
+    Samples samples;
+    const char *text = "all-reduce:2,2,100=0.00001 all-reduce:2,2,10000=0.0001 all-reduce:2,2,1000000=1 "
+                       "all-reduce:4,2,100=0.000001 message:2,2,1000=0.001";
+    assert_int_equal(samples_read(text, &arena, &samples, &error), STATUS_OK);
+    Machine machine = machine_of(2, 10, 0, 1, COLLECTIVES_RING);
+    machine.network.n_hosts = 1;
+    machine.host.inside_is_shared = true;
+    double formula = seconds_at(&machine, 2, 2, 1, 5e5), of_four = seconds_at(&machine, 4, 4, 1, 100);
+    double of_two_of_four = seconds_at(&machine, 4, 2, 1, 100);
+    machine.message_samples = &samples;
+    assert_true(fabs(seconds_at(&machine, 2, 2, 1, 100) - 10e-3) < 1e-9);
+    assert_true(fabs(seconds_at(&machine, 2, 2, 1, 4) - 10e-3) < 1e-9);
+    assert_true(fabs(seconds_at(&machine, 2, 2, 1, 1000) - sqrt(10e-3 * 100e-3)) < 1e-9);
+    assert_true(fabs(seconds_at(&machine, 2, 2, 1, 4e6) - 4e-3) < 1e-9);
+    assert_true(fabs(seconds_at(&machine, 4, 2, 1, 100) - 100e-3) < 1e-9);
+    double ratio = of_four / of_two_of_four;
+    assert_true(ratio > 1.0 && fabs(seconds_at(&machine, 4, 4, 1, 100) - 100e-3 * ratio) < 1e-9);
+    /* Kinds that nobody measured, and groups over several hosts, are as without. */
+    Links links = links_of(&machine, 2);
+    GroupPlace place = {.size = 2, .a_host = 2, .n_hosts = 1};
+    assert_true(fabs(2.0 * links_seconds(&links, COMM_ALL_GATHER, 5e5, &place) - formula) < 1e-12);
+    assert_true(fabs(links_message_seconds(&links, 1000, &place) - 1e-3) < 1e-9);
+    Machine many = machine_of(2, 10, 1, 2, COLLECTIVES_RING);
+    double between = seconds_at(&many, 8, 4, 2, 1000);
+    many.message_samples = &samples;
+    assert_true(fabs(seconds_at(&many, 8, 4, 2, 1000) - between) < 1e-12);
+    arena_free(&arena);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ring_is_the_lectures), cmocka_unit_test(links_are_shared),
-        cmocka_unit_test(more_never_costs_time), cmocka_unit_test(counts_are_what_is_sent)};
+        cmocka_unit_test(more_never_costs_time), cmocka_unit_test(counts_are_what_is_sent),
+        cmocka_unit_test(what_was_measured_counts)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -151,6 +151,25 @@ static void ranks_share_cores(void **state) {
         double wanted = op_cost(node).flops / cases[i].rate;
         assert_true(fabs(rank_node_time(&speed, node).seconds / wanted - 1.0) < 1e-3);
     }
+    /* Where others were beside it, what it took there counts, and not what machines lose in general; ranks that
+     * take turns lose something besides. */
+    Samples busy;
+    assert_int_equal(samples_read("linear:64,32,16=8", &arena, &busy, &error), STATUS_OK);
+    machine.busy_samples = &busy;
+    machine.device.crowd_efficiency = 0.75;
+    const double rates[] = {10e9, 15e9, 8e9, 3e9, 1.5e9};
+    for (size_t i = 0; i < sizeof rates / sizeof rates[0]; i++) {
+        RankSpeed speed =
+            rank_speed(&machine, &(SpeedUse){cases[i].n_ranks, cases[i].n_threads, PRECISION_F32});
+        double wanted = op_cost(node).flops / rates[i];
+        assert_true(fabs(rank_node_time(&speed, node).seconds / wanted - 1.0) < 1e-3);
+    }
+    /* Two ranks of four cores have one busy core of three beside them. */
+    machine.host.n_cores = 4;
+    RankSpeed two = rank_speed(&machine, &(SpeedUse){2, 1, PRECISION_F32});
+    double third = op_cost(node).flops / (10e9 * pow(0.8, 1.0 / 3.0));
+    assert_true(fabs(rank_node_time(&two, node).seconds / third - 1.0) < 1e-3);
+    machine.host.n_cores = 2;
     /* What was measured in f32 says nothing of bf16. */
     RankSpeed other = rank_speed(&machine, &(SpeedUse){1, 1, PRECISION_BF16});
     assert_null(other.one_thread);

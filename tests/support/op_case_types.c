@@ -4,6 +4,7 @@
 #include "base/half.h"
 #include "ops/attention/sparse_attention.h"
 #include "ops/compress/compress.h"
+#include "ops/compress/local_step.h"
 #include "ops/compress/lowrank.h"
 #include "ops/experts/experts.h"
 #include "ops/update/lamb_coefficient.h"
@@ -19,10 +20,11 @@ bool case_is_update(const Node *node) {
 }
 
 static bool is_compression(const Node *node) {
-    return node->op == &OP_COMPRESS || node->op == &OP_COMBINE || node->op == &OP_EXPAND ||
-           node->op == &OP_LOWRANK_PROJECT || node->op == &OP_LOWRANK_ORTHONORMAL ||
-           node->op == &OP_LOWRANK_RETURN || node->op == &OP_LOWRANK_EXPAND || node->op == &OP_RESCALE ||
-           node->op == &OP_LAMB_AVERAGE || node->op == &OP_LAMB_FRESHEN || node->op == &OP_LAMB_ADAPT;
+    return node->op == &OP_LOCAL_STEP || node->op == &OP_LOCAL_JOIN || node->op == &OP_COMPRESS ||
+           node->op == &OP_COMBINE || node->op == &OP_EXPAND || node->op == &OP_LOWRANK_PROJECT ||
+           node->op == &OP_LOWRANK_ORTHONORMAL || node->op == &OP_LOWRANK_RETURN ||
+           node->op == &OP_LOWRANK_EXPAND || node->op == &OP_RESCALE || node->op == &OP_LAMB_AVERAGE ||
+           node->op == &OP_LAMB_FRESHEN || node->op == &OP_LAMB_ADAPT;
 }
 
 static bool touches(const Node *node, const Tensor *tensor) {

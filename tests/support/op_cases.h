@@ -117,6 +117,7 @@ void build_squared_error(OpCase *test); /* N C */
 void build_squared_norm(OpCase *test);  /* N */
 void build_clip(OpCase *test);          /* -, greatest norm */
 void build_compress(OpCase *test);      /* N, CodecKind, slices, with variance and momentum or not */
+void build_local_step(OpCase *test);    /* N likewise: a step, one without weights, and one that joins */
 void build_lowrank(OpCase *test);       /* rows columns rank: two matrices, and a run between them */
 void build_adamw(OpCase *test);         /* N, of which the first third and the last element decay */
 void build_sgd(OpCase *test);           /* N likewise */

@@ -2,6 +2,7 @@
 #include "op_case_inputs.h"
 
 #include "ops/compress/compress.h"
+#include "ops/compress/local_step.h"
 #include "ops/compress/lowrank.h"
 #include "ops/update/adamw.h"
 #include "ops/update/lamb_coefficient.h"
@@ -134,6 +135,36 @@ void build_lowrank(OpCase *test) {
     Tensor *returned = op_lowrank_return(graph, message, &tensors, &a);
     op_lowrank_expand(graph, message, returned, &tensors, &a);
     if (tensors.factor) op_rescale(graph, tensors.gradient, tensors.factor);
+}
+
+/* Two of a rank's own steps, of which the second leaves the weights alone, and one that joins the others. */
+void build_local_step(OpCase *test) {
+    Graph *graph = test->graph;
+    Shape shape = SHAPE(test->spec->size[0]);
+    const float numbers[N_LOCAL] = {[LOCAL_STEP] = 0.02f,
+                                    [LOCAL_KEEP] = 0.875f,
+                                    [LOCAL_DISTANCE] = 0.05f,
+                                    [LOCAL_PER_DISTANCE] = 20.0f,
+                                    [LOCAL_ROOT] = 1.5f};
+    LocalAttributes attributes = {.elements = elements_of(test),
+                                  .beta1 = 0.9f,
+                                  .gain = 0.4f,
+                                  .bound = 0.3f, /* cuts some */
+                                  .epsilon = 1e-2f};
+    LocalTensors tensors = {.gradient = case_floats(test, PLACE_GRADIENT, shape, "gradient", 1.0f, 0.0f),
+                            .variance = case_floats(test, PLACE_OPTIMIZER, shape, "variance", 1.0f, 1.5f),
+                            .numbers = case_literal(test, DTYPE_F32, N_LOCAL, "numbers", numbers),
+                            .factor = factor_of(test),
+                            .momentum = case_floats(test, PLACE_OPTIMIZER, shape, "momentum", 1.0f, 0.0f),
+                            .buffer = case_floats(test, PLACE_OPTIMIZER, shape, "buffer", 0.1f, 0.0f),
+                            .common = case_floats(test, PLACE_OPTIMIZER, shape, "common", 1.0f, 0.0f),
+                            .parameter = case_floats(test, PLACE_PARAMETER, shape, "parameter", 1.0f, 0.0f)};
+    graph->section = SECTION_UPDATE;
+    op_local_step(graph, &tensors, &attributes);
+    LocalTensors quiet = tensors;
+    quiet.parameter = NULL;
+    op_local_step(graph, &quiet, &attributes);
+    op_local_join(graph, &tensors, &attributes);
 }
 
 void build_adamw(OpCase *test) {

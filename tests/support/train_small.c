@@ -86,9 +86,11 @@ static void *train(const Backend *backend, int number, PrecisionKind precision, 
     optimizer.clip = training->is_unclipped ? 0.0 : 1.0;
     optimizer.clip_style = (int)update.clip;
     optimizer.moments = (int)update.moments;
+    optimizer.n_prompt = update.n_prompt;
     StepOptions options = {.batch = B,
                            .micro_batch = training->micro_batch,
                            .T = T,
+                           .n_steps = SMALL_STEPS,
                            .recompute = training->recompute,
                            .loss_chunk = training->loss_chunk,
                            .precision = optimizer_precision(&optimizer, precision_of(precision)),

@@ -23,6 +23,7 @@ typedef struct {
     OptimizerKind optimizer;
     MomentsKind moments;
     ClipStyle clip;
+    int64_t n_prompt; /* 0: no update is late */
 } SmallUpdate;
 
 void *train_small_offloaded(const Backend *backend, int number, PrecisionKind precision,

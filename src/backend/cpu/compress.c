@@ -1,8 +1,8 @@
 /* compress, combine and expand: one pass over memory, a block of 64 numbers in registers at a time.
  *
  * Blocks are shared out to threads and are independent of each other, so results do not depend on their
- * number. What has no fast code here (the last, shorter block of a slice; the largest values) is done by the
- * plain functions of the format. */
+ * number. What has no fast code here (the last, shorter block of a slice; halves on a processor that does not
+ * convert them) is done by the plain functions of the format. */
 #include "ops/compress/compress.h"
 #include "backend/cpu/kernels.h"
 
@@ -140,6 +140,107 @@ CPU_INLINE void decode_int8(const uint32_t *words, float scale, Values *said) {
     }
 }
 
+/* ---- 16 bits */
+
+#if defined(__AVX512F__) || (defined(__AVX__) && defined(__F16C__))
+#    define HAS_HALVES true
+#else
+#    define HAS_HALVES false
+#endif
+
+/* Rounded to the nearest, as half_f16_from_f32 does it. */
+CPU_INLINE void store_halves(vec v, uint16_t *to) {
+#if defined(__AVX512F__)
+    _mm256_storeu_si256((void *)to, _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT));
+#elif HAS_HALVES
+    _mm_storeu_si128((void *)to, _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
+#else
+    (void)v, (void)to;
+#endif
+}
+
+CPU_INLINE vec load_halves(const uint16_t *from) {
+#if defined(__AVX512F__)
+    return (vec)_mm512_cvtph_ps(_mm256_loadu_si256((const void *)from));
+#elif HAS_HALVES
+    return (vec)_mm256_cvtph_ps(_mm_loadu_si128((const void *)from));
+#else
+    (void)from;
+    return vec_set(0.0f);
+#endif
+}
+
+CPU_INLINE void encode_f16(Values *values, uint32_t *words, float *scale) {
+    float most = largest(values);
+    *scale = most;
+    for (int k = 0; k < N_VECS; k++) {
+        uint16_t *codes = (uint16_t *)words + k * VEC_LANES;
+        store_halves(most > 0.0f ? values->value[k] / vec_set(most) : vec_set(0.0f), codes);
+        values->value[k] = vec_fma(-load_halves(codes), vec_set(most), values->value[k]);
+    }
+}
+
+CPU_INLINE void decode_f16(const uint32_t *words, float scale, Values *said) {
+    for (int k = 0; k < N_VECS; k++)
+        said->value[k] = load_halves((const uint16_t *)words + k * VEC_LANES) * vec_set(scale);
+}
+
+/* ---- the largest */
+
+/* Sizes as whole numbers, which are ordered as they are; what is not a number is the largest. */
+CPU_INLINE veci sizes_of(vec v) {
+    veci size = (veci)v & 0x7fffffff, none = size > 0x7f800000;
+    return size | (none & 0x7fffffff);
+}
+
+CPU_INLINE int first_lane(veci v, int32_t wanted) {
+#if defined(__AVX512F__)
+    uint32_t bits = _mm512_cmpeq_epi32_mask((__m512i)v, _mm512_set1_epi32(wanted));
+#else
+    uint32_t bits = 0;
+    for (int i = 0; i < VEC_LANES; i++) bits |= (uint32_t)(v[i] == wanted) << i;
+#endif
+    return bits ? __builtin_ctz(bits) : VEC_LANES;
+}
+
+CPU_INLINE int32_t largest_lane(veci v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_epi32((__m512i)v);
+#else
+    int32_t most = v[0];
+    for (int i = 1; i < VEC_LANES; i++) most = v[i] > most ? v[i] : most;
+    return most;
+#endif
+}
+
+/* One after the other, the first of equal ones; each then counts as 0, as it is. `values` is what is left
+ * over in memory, where single ones are taken. */
+CPU_INLINE void encode_top(const Codec *codec, float *values, const float *variance, float bound,
+                           uint32_t *words) {
+    veci size[N_VECS];
+    uint8_t *places = (uint8_t *)(words + codec->n_kept);
+    for (int k = 0; k < N_VECS; k++) {
+        vec v = cut(vec_load(values + k * VEC_LANES), limit_at(variance, bound, k));
+        vec_store(values + k * VEC_LANES, v);
+        size[k] = sizes_of(v);
+    }
+    memset(places, 0, (size_t)(codec_code_words(codec) - codec->n_kept) * sizeof *words);
+    for (int i = 0; i < codec->n_kept; i++) {
+        veci most = size[0];
+        int at = 0;
+        for (int k = 1; k < N_VECS; k++) most = (veci)vec_select(size[k] > most, (vec)size[k], (vec)most);
+        int32_t wanted = largest_lane(most);
+        for (int k = N_VECS - 1; k >= 0; k--) {
+            int lane = first_lane(size[k], wanted);
+            if (lane < VEC_LANES) at = k * VEC_LANES + lane;
+        }
+        size[at / VEC_LANES][at % VEC_LANES] = 0;
+        memcpy(words + i, values + at, sizeof *words);
+        places[i] = (uint8_t)at;
+        values[at] = 0.0f;
+    }
+}
+
 /* ---- any of them, a block of a slice */
 
 typedef struct {
@@ -153,16 +254,30 @@ static Packing packing(const CompressAttributes *a, const CodecSlice *slice) {
 }
 
 CPU_INLINE bool is_fast(const Packing *p, int64_t block) {
-    return p->codec.kind <= CODEC_INT8 && (block + 1) * CODEC_BLOCK <= p->slice.n;
+    bool has_code = p->codec.kind <= CODEC_INT8 || (p->codec.kind == CODEC_F16 && HAS_HALVES);
+    return has_code && (block + 1) * CODEC_BLOCK <= p->slice.n;
 }
 
-/* The values of the slice are what is left over. */
+/* Of the values of the slice, which are what is left over. */
+static void encode_slowly(const Packing *p, int64_t block) {
+    int64_t first = block * CODEC_BLOCK;
+    if (p->codec.kind != CODEC_TOP || first + CODEC_BLOCK > p->slice.n) {
+        codec_encode(&p->codec, &p->slice, block, block + 1);
+        return;
+    }
+    const float *variance = p->slice.variance ? p->slice.variance + first : NULL;
+    encode_top(&p->codec, p->slice.values + first, variance, p->slice.bound,
+               p->slice.words + codec_code_words(&p->codec) * block);
+}
+
+/* The same of those in registers. */
 CPU_INLINE void encode(const Packing *p, int64_t block, Values *values) {
     int64_t first = block * CODEC_BLOCK;
     uint32_t *words = p->slice.words + codec_code_words(&p->codec) * block;
     const float *variance = p->slice.variance ? p->slice.variance + first : NULL;
     if (p->codec.kind == CODEC_SIGN) encode_signs(values, variance, p->slice.bound, words, &p->scales[block]);
-    else encode_int8(values, words, &p->scales[block]);
+    else if (p->codec.kind == CODEC_INT8) encode_int8(values, words, &p->scales[block]);
+    else encode_f16(values, words, &p->scales[block]);
     store(values, p->slice.values + first);
 }
 
@@ -170,7 +285,8 @@ CPU_INLINE void decode(const Packing *p, int64_t block, Values *said) {
     const uint32_t *words = p->slice.words + codec_code_words(&p->codec) * block;
     const float *variance = p->slice.variance ? p->slice.variance + block * CODEC_BLOCK : NULL;
     if (p->codec.kind == CODEC_SIGN) decode_signs(words, p->scales[block], variance, p->slice.bound, said);
-    else decode_int8(words, p->scales[block], said);
+    else if (p->codec.kind == CODEC_INT8) decode_int8(words, p->scales[block], said);
+    else decode_f16(words, p->scales[block], said);
 }
 
 /* ---- compress */
@@ -191,7 +307,7 @@ static void compress_blocks(const Packing *p, const Sent *sent, CpuRange range) 
                 error[i] = fmaf(sent->gain, gradient[i], error[i]);
                 if (momentum) error[i] = fmaf(sent->keep, momentum[i], error[i]);
             }
-            codec_encode(&p->codec, &p->slice, block, block + 1);
+            encode_slowly(p, block);
             continue;
         }
         Values values = load(error);
@@ -250,7 +366,7 @@ static void combine_blocks(const Packing *p, const CompressAttributes *a, uint32
                 values.value[k] = vec_fma(vec_set(a->gain), said.value[k], values.value[k]);
         }
         if (is_whole) encode(p, block, &values);
-        else codec_encode(&p->codec, &p->slice, block, block + 1);
+        else encode_slowly(p, block);
     }
 }
 

@@ -65,6 +65,8 @@
     PLAIN(OP_COMPRESS, cpu_compress)                                                                         \
     PLAIN(OP_COMBINE, cpu_combine)                                                                           \
     PLAIN(OP_EXPAND, cpu_expand)                                                                             \
+    PLAIN(OP_LOCAL_STEP, cpu_local_step)                                                                     \
+    PLAIN(OP_LOCAL_JOIN, cpu_local_join)                                                                     \
     PLAIN(OP_LOWRANK_PROJECT, cpu_lowrank_project)                                                           \
     PLAIN(OP_LOWRANK_ORTHONORMAL, cpu_lowrank_orthonormal)                                                   \
     PLAIN(OP_LOWRANK_RETURN, cpu_lowrank_return)                                                             \

@@ -3,10 +3,23 @@
 #include "backend/cpu/reduce.h"
 #include "ops/ops.h"
 
+/* Blocks of the whole, one behind the other; the last adds them up. */
+static Status add_part(const KernelCall *call, int64_t count) {
+    const SquaredNormPart *part = call->node->attributes;
+    double *partial = call->out[1];
+    float *total = call->out[0];
+    reduce_some(call->in[0], part->first, count, part->n_all, partial, call->n_threads);
+    if (part->first + count < part->n_all) return STATUS_OK;
+    float value = (float)reduce_end_all(partial, part->n_all);
+    *total = call->add[0] ? *total + value : value;
+    return STATUS_OK;
+}
+
 Status cpu_squared_norm(const KernelCall *call, Error *error) {
     (void)error;
     float *total = call->out[0]; /* (1) */
     int64_t count = tensor_count(call->node->input[0]);
+    if (call->node->attributes_bytes) return add_part(call, count);
     float value = (float)reduce_all(call->in[0], count, REDUCE_SQUARES, call->scratch, call->n_threads);
     *total = call->add[0] ? *total + value : value;
     return STATUS_OK;

@@ -9,6 +9,8 @@
  * accumulators to keep up with memory and fold them into a double every few thousand elements. */
 #include "backend/cpu/reduce.h"
 
+#include "ops/ops.h"
+
 RowBlocks reduce_blocks(int64_t n_rows) {
     int64_t rows = (n_rows + REDUCE_MAX_BLOCKS - 1) / REDUCE_MAX_BLOCKS;
     if (rows < REDUCE_MIN_ROWS) rows = REDUCE_MIN_ROWS;
@@ -113,8 +115,8 @@ size_t reduce_output_scratch(const Node *node, int of, int sums) {
 /* ---- everything ---- */
 
 enum {
-    ALL_BLOCKS = 256, /* partial sums */
-    ALL_CHUNK = 4096, /* floats between folds into double */
+    ALL_BLOCKS = SQUARED_NORM_BLOCKS, /* partial sums */
+    ALL_CHUNK = 4096,                 /* floats between folds into double */
     ALL_ACCUMULATORS = 8,
 };
 
@@ -148,11 +150,9 @@ static double sum_range(const float *x, int64_t n, ReduceKind kind) {
     return total;
 }
 
-double reduce_all(const float *x, int64_t n, ReduceKind kind, void *scratch, int n_threads) {
-    double *partial = scratch;
-    int64_t block_size = (n + ALL_BLOCKS - 1) / ALL_BLOCKS;
-    block_size = (block_size + ALL_CHUNK - 1) / ALL_CHUNK * ALL_CHUNK;
-    int n_blocks = block_size ? (int)((n + block_size - 1) / block_size) : 0;
+static void sum_blocks(const float *x, int64_t n, int64_t block_size, ReduceKind kind, double *partial,
+                       int n_threads) {
+    int n_blocks = (int)((n + block_size - 1) / block_size);
     if (n < CPU_SERIAL_BELOW) n_threads = 1;
     (void)n_threads;
 #pragma omp parallel for schedule(static) num_threads(n_threads)
@@ -160,6 +160,21 @@ double reduce_all(const float *x, int64_t n, ReduceKind kind, void *scratch, int
         int64_t first = block * block_size, left = n - first;
         partial[block] = sum_range(x + first, left < block_size ? left : block_size, kind);
     }
+}
+
+double reduce_all(const float *x, int64_t n, ReduceKind kind, void *scratch, int n_threads) {
+    sum_blocks(x, n, squared_norm_grain(DTYPE_F32, n), kind, scratch, n_threads);
+    return reduce_end_all(scratch, n);
+}
+
+void reduce_some(const float *x, int64_t first, int64_t n, int64_t n_all, double *partial, int n_threads) {
+    int64_t block_size = squared_norm_grain(DTYPE_F32, n_all);
+    sum_blocks(x, n, block_size, REDUCE_SQUARES, partial + first / block_size, n_threads);
+}
+
+double reduce_end_all(const double *partial, int64_t n_all) {
+    int64_t block_size = squared_norm_grain(DTYPE_F32, n_all);
+    int n_blocks = (int)((n_all + block_size - 1) / block_size);
     double total = 0.0;
     for (int block = 0; block < n_blocks; block++) total += partial[block];
     return total;

@@ -100,22 +100,51 @@ static inline vec vec_sqrt(vec a) {
 #endif
 }
 
+/* Lane i with lane i + half, halves upon halves, in registers: in memory, which compilers make of a loop over
+ * lanes, each half would wait for the one before to be stored. */
+#if defined(__AVX__)
+#    define VEC_FOLD_128(x, op)                                                                              \
+        x = op##_ps(x, _mm_movehl_ps(x, x));                                                                 \
+        x = op##_ss(x, _mm_movehdup_ps(x))
+#endif
+#if defined(__AVX512F__)
+#    define VEC_FOLD_256(v, op)                                                                              \
+        op(_mm512_castps512_ps256((__m512)(v)), _mm256_castpd_ps(_mm512_extractf64x4_pd((__m512d)(v), 1)))
+#elif defined(__AVX__)
+#    define VEC_FOLD_256(v, op) ((__m256)(v))
+#endif
+
 /* Sums pair lanes as a tree: the order is fixed, so results repeat bit by bit. AddressSanitizer does not look
  * at the lanes: its stack for use after return is not aligned as vectors are. */
 __attribute__((no_sanitize_address)) static inline float vec_sum(vec v) {
+#if defined(__AVX__)
+    __m256 w = VEC_FOLD_256(v, _mm256_add_ps);
+    __m128 x = _mm_add_ps(_mm256_castps256_ps128(w), _mm256_extractf128_ps(w, 1));
+    VEC_FOLD_128(x, _mm_add);
+    return _mm_cvtss_f32(x);
+#else
     float lane[VEC_LANES];
     vec_store(lane, v);
     for (int width = VEC_LANES / 2; width; width /= 2)
         for (int i = 0; i < width; i++) lane[i] += lane[i + width];
     return lane[0];
+#endif
 }
 
+/* The largest lane; of two of which one is no number, the one further behind. */
 __attribute__((no_sanitize_address)) static inline float vec_max_lane(vec v) {
+#if defined(__AVX__)
+    __m256 w = VEC_FOLD_256(v, _mm256_max_ps);
+    __m128 x = _mm_max_ps(_mm256_castps256_ps128(w), _mm256_extractf128_ps(w, 1));
+    VEC_FOLD_128(x, _mm_max);
+    return _mm_cvtss_f32(x);
+#else
     float lane[VEC_LANES];
     vec_store(lane, v);
     for (int width = VEC_LANES / 2; width; width /= 2)
         for (int i = 0; i < width; i++) lane[i] = lane[i] > lane[i + width] ? lane[i] : lane[i + width];
     return lane[0];
+#endif
 }
 
 /* e^x within 2 units in the last place over the range where the result is a normal number; smaller arguments

@@ -50,6 +50,8 @@
     PLAIN(OP_COMPRESS, cuda_compress)                                                                        \
     PLAIN(OP_COMBINE, cuda_combine)                                                                          \
     PLAIN(OP_EXPAND, cuda_expand)                                                                            \
+    PLAIN(OP_LOCAL_STEP, cuda_local_step)                                                                    \
+    PLAIN(OP_LOCAL_JOIN, cuda_local_join)                                                                    \
     PLAIN(OP_LOWRANK_PROJECT, cuda_lowrank_project)                                                          \
     PLAIN(OP_LOWRANK_ORTHONORMAL, cuda_lowrank_orthonormal)                                                  \
     WITH_SCRATCH(OP_LOWRANK_RETURN, cuda_lowrank_return)                                                     \

@@ -5,10 +5,12 @@
 #include "base/file/scratch_file.h"
 
 #include "base/file/file.h"
+#include "base/file/scratch_borders.h"
 #include "base/text/format.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -20,6 +22,8 @@ struct ScratchFile {
     int descriptor;
     atomic_bool is_direct;
     FileQueue *queue;
+    pthread_mutex_t mutex; /* of the borders */
+    ScratchBorders borders;
     char folder[512]; /* for messages */
 };
 
@@ -84,6 +88,7 @@ Status scratch_open(ScratchFile **opened, const char *folder, uint64_t n_bytes, 
         return file_problem(error, "make a file in", folder, code);
     }
     *opened = file;
+    pthread_mutex_init(&file->mutex, NULL);
     if (take_room(file, n_bytes, error) == STATUS_OK) file_queue_open(&file->queue, kind, error);
     if (error->status != STATUS_OK) scratch_close(opened);
     return error->status;
@@ -93,6 +98,8 @@ void scratch_close(ScratchFile **opened) {
     if (!*opened) return;
     file_queue_close(&(*opened)->queue);
     close((*opened)->descriptor);
+    borders_free(&(*opened)->borders);
+    pthread_mutex_destroy(&(*opened)->mutex);
     free(*opened);
     *opened = NULL;
 }
@@ -123,7 +130,8 @@ static Status check(ScratchFile *file, ssize_t done, bool was_direct, bool is_wr
     return problem(file, is_written, code, error);
 }
 
-Status scratch_read(ScratchFile *file, uint64_t offset, void *memory, size_t n_bytes, Error *error) {
+/* What the file itself has. */
+static Status read_pages(ScratchFile *file, uint64_t offset, void *memory, size_t n_bytes, Error *error) {
     for (size_t at = 0; at < n_bytes;) {
         size_t n = n_bytes - at < PIECE ? n_bytes - at : PIECE;
         bool was_direct = file->is_direct;
@@ -134,7 +142,26 @@ Status scratch_read(ScratchFile *file, uint64_t offset, void *memory, size_t n_b
     return STATUS_OK;
 }
 
+static void overlay(ScratchFile *file, uint64_t offset, void *memory, size_t n_bytes) {
+    pthread_mutex_lock(&file->mutex);
+    borders_overlay(&file->borders, offset, memory, n_bytes);
+    pthread_mutex_unlock(&file->mutex);
+}
+
+static void refresh(ScratchFile *file, uint64_t offset, const void *memory, size_t n_bytes) {
+    pthread_mutex_lock(&file->mutex);
+    borders_refresh(&file->borders, offset, memory, n_bytes);
+    pthread_mutex_unlock(&file->mutex);
+}
+
+Status scratch_read(ScratchFile *file, uint64_t offset, void *memory, size_t n_bytes, Error *error) {
+    TRY(read_pages(file, offset, memory, n_bytes, error));
+    overlay(file, offset, memory, n_bytes);
+    return STATUS_OK;
+}
+
 Status scratch_write(ScratchFile *file, uint64_t offset, const void *memory, size_t n_bytes, Error *error) {
+    refresh(file, offset, memory, n_bytes);
     for (size_t at = 0; at < n_bytes;) {
         size_t n = n_bytes - at < PIECE ? n_bytes - at : PIECE;
         bool was_direct = file->is_direct;
@@ -149,7 +176,7 @@ Status scratch_write(ScratchFile *file, uint64_t offset, const void *memory, siz
 
 typedef struct {
     ScratchFile *file;
-    ScratchTransfer transfer;
+    ScratchTransfer transfer; /* of whole pages */
     bool was_direct;
 } Started;
 
@@ -166,18 +193,62 @@ static Status start(Started *started, Error *error) {
 /* Refused as direct: all of it once more, through the cache. */
 static void when_done(void *context, int code) {
     Started *started = context;
+    const ScratchTransfer *transfer = &started->transfer;
     Error error = {0};
     if (code == EINVAL && started->was_direct && leave_direct(started->file)) {
         if (start(started, &error) == STATUS_OK) return;
-    } else if (code) problem(started->file, started->transfer.is_write, code, &error);
-    started->transfer.done(started->transfer.context, &error);
+    } else if (code) problem(started->file, transfer->is_write, code, &error);
+    if (!transfer->is_write) overlay(started->file, transfer->offset, transfer->memory, transfer->n_bytes);
+    transfer->done(transfer->context, &error);
     free(started);
 }
 
-Status scratch_start(ScratchFile *file, const ScratchTransfer *transfer, Error *error) {
+static Status load_border(void *context, uint64_t offset, void *page, Error *error) {
+    return read_pages(context, offset, page, SCRATCH_PAGE, error);
+}
+
+/* The parts of pages at both ends of a write stay in memory; *transfer: whole pages that are left. */
+static Status write_ends(ScratchFile *file, ScratchTransfer *transfer, Error *error) {
+    size_t skip = transfer->offset % SCRATCH_PAGE, head = skip ? SCRATCH_PAGE - skip : 0;
+    if (head > transfer->n_bytes) head = transfer->n_bytes;
+    size_t tail = (transfer->n_bytes - head) % SCRATCH_PAGE;
+    uint64_t end = transfer->offset + transfer->n_bytes;
+    const char *memory = transfer->memory;
+    if (head) TRY(borders_write(&file->borders, transfer->offset, memory, head, load_border, file, error));
+    if (tail)
+        TRY(borders_write(&file->borders, end - tail, memory + transfer->n_bytes - tail, tail, load_border,
+                          file, error));
+    transfer->offset += head;
+    transfer->memory = (char *)transfer->memory + head;
+    transfer->n_bytes -= head + tail;
+    borders_refresh(&file->borders, transfer->offset, transfer->memory, transfer->n_bytes);
+    return STATUS_OK;
+}
+
+/* What is read begins and ends with whole pages, for which there is room; nothing is, of pages in memory. */
+static void widen_read(ScratchFile *file, ScratchTransfer *transfer) {
+    size_t skip = transfer->offset % SCRATCH_PAGE;
+    transfer->offset -= skip;
+    transfer->memory = (char *)transfer->memory - skip;
+    transfer->n_bytes = (transfer->n_bytes + skip + SCRATCH_PAGE - 1) / SCRATCH_PAGE * SCRATCH_PAGE;
+    if (!borders_have(&file->borders, transfer->offset, transfer->n_bytes)) return;
+    borders_overlay(&file->borders, transfer->offset, transfer->memory, transfer->n_bytes);
+    transfer->n_bytes = 0;
+}
+
+Status scratch_start(ScratchFile *file, const ScratchTransfer *transfer, bool *is_done, Error *error) {
+    ScratchTransfer pages = *transfer;
+    if ((uintptr_t)transfer->memory % SCRATCH_PAGE != transfer->offset % SCRATCH_PAGE)
+        return error_failed(error, "a transfer begins elsewhere in a page of memory than in one of its file");
+    pthread_mutex_lock(&file->mutex);
+    if (transfer->is_write) write_ends(file, &pages, error);
+    else widen_read(file, &pages);
+    pthread_mutex_unlock(&file->mutex);
+    *is_done = error->status == STATUS_OK && !pages.n_bytes;
+    if (error->status != STATUS_OK || *is_done) return error->status;
     Started *started = malloc(sizeof *started);
     if (!started) return error_failed(error, "no memory for a read or write of a file");
-    *started = (Started){.file = file, .transfer = *transfer};
+    *started = (Started){.file = file, .transfer = pages};
     if (start(started, error) != STATUS_OK) free(started);
     return error->status;
 }

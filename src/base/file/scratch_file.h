@@ -14,6 +14,7 @@
 #ifndef PGPT_BASE_FILE_SCRATCH_FILE_H
 #define PGPT_BASE_FILE_SCRATCH_FILE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -39,8 +40,9 @@ const char *scratch_way(const ScratchFile *file, char *text, size_t n_bytes);
 Status scratch_read(ScratchFile *file, uint64_t offset, void *memory, size_t n_bytes, Error *error);
 Status scratch_write(ScratchFile *file, uint64_t offset, const void *memory, size_t n_bytes, Error *error);
 
-/* A read or write that a thread of the file's own tells the end of: error->status is STATUS_OK, or it says
- * what was wrong. */
+/* A read or write of any bytes, that a thread of the file's own tells the end of: error->status is STATUS_OK,
+ * or it says what was wrong. `memory` begins where in a page the file does, and has room for whole pages at
+ * both ends: what is read fills them. */
 typedef struct {
     bool is_write;
     uint64_t offset;
@@ -50,6 +52,7 @@ typedef struct {
     void *context;
 } ScratchTransfer;
 
-Status scratch_start(ScratchFile *file, const ScratchTransfer *transfer, Error *error);
+/* *is_done: there was nothing to wait for, and `done` is not called. */
+Status scratch_start(ScratchFile *file, const ScratchTransfer *transfer, bool *is_done, Error *error);
 
 #endif

@@ -61,7 +61,9 @@ static double go_through(Measure *measure, Way way, int n_slices, double seconds
                                     .n_bytes = measure->slice,
                                     .done = when_done,
                                     .context = &flights[slot]};
-        if (scratch_start(measure->file, &transfer, error) != STATUS_OK) when_done(&flights[slot], error);
+        bool is_done = false;
+        if (scratch_start(measure->file, &transfer, &is_done, error) != STATUS_OK || is_done)
+            when_done(&flights[slot], error);
         pthread_mutex_lock(&measure->mutex);
     }
     for (int slot = 0; slot < MOST_SLOTS; slot++) wait_for(measure, slot);

@@ -57,9 +57,10 @@ static bool same_name(const char *a, const char *b) {
 }
 
 int options_find(const OptionCommand *command, const char *name) {
-    int n = options_count(command);
-    for (int i = 0; i < n; i++) {
-        if (same_name(options_spec(command, i, NULL)->name, name)) return i;
+    int index = 0;
+    for (const OptionGroup *group = groups_of(command); group->title; group++) {
+        for (const OptionSpec *spec = group->specs; spec->name; spec++, index++)
+            if (same_name(spec->name, name)) return index;
     }
     return -1;
 }

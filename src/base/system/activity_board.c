@@ -10,7 +10,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { NAME_BYTES = 40, PLACE_BYTES = 24 };
+enum { NAME_BYTES = 40, PLACE_BYTES = 48 };
 
 typedef struct {
     char name[NAME_BYTES], place[PLACE_BYTES];

@@ -148,9 +148,9 @@ static Group sum_group(const TimelineCollective *const *collectives, size_t n, i
 }
 
 static void print_group(const Timeline *timeline, const Group *group) {
-    char communicator[16], kind[16], name[24];
+    char communicator[24], kind[16], name[24];
     double n = (double)(group->n_matched ? group->n_matched : 1);
-    printf("%-15s %-15s %6zu %10s %9s %9s %9s",
+    printf("%-23s %-15s %6zu %10s %9s %9s %9s",
            plain_name(group->communicator, communicator, sizeof communicator),
            plain_name(group->kind, kind, sizeof kind), group->n, format_bytes(group->n_bytes / group->n).text,
            in_ms(group->duration_us / n).text, in_ms(group->spread_us / n).text, in_ms(group->worst_us).text);
@@ -182,7 +182,7 @@ static void print_groups(const Timeline *timeline, const TimelineCollective **or
     size_t n = timeline->n_collectives, n_groups = 0;
     for (size_t i = 0; i < n; i++) order[i] = &timeline->collective[i];
     qsort(order, n, sizeof *order, by_group);
-    printf("\n%-15s %-15s %6s %10s %9s %9s %9s  %s\n", "communicator", "collective", "number", "bytes",
+    printf("\n%-23s %-15s %6s %10s %9s %9s %9s  %s\n", "communicator", "collective", "number", "bytes",
            "time", "spread", "at most", "came last most often");
     for (size_t first = 0, size; first < n; first += size) {
         for (size = 1; first + size < n &&

@@ -212,17 +212,25 @@ static Status count_way(const TrafficStudy *study, Runs *runs, TrafficWay *way, 
                       .prints_mesh = true};
     ChildResult result = {0};
     const char *const *command;
-    json_t *line = NULL, *all = NULL;
+    json_t *line = NULL, *all = NULL, *local;
     if (run_words(study, way, &run, &result, &command, error) == STATUS_OK &&
         child_json(&result, command, &line, error) == STATUS_OK &&
         json_field_object(line, "--print-mesh", "all", &all, error) == STATUS_OK) {
         way->n_bytes = json_number_value(json_object_get(all, "busiest_bytes"));
         way->n_messages = json_number_value(json_object_get(all, "busiest_messages"));
         way->n_all_bytes = json_number_value(json_object_get(all, "bytes"));
+        local = json_object_get(line, "local_all"); /* or there is none */
+        way->n_local_bytes = json_number_value(json_object_get(local, "busiest_bytes"));
+        way->n_local_messages = json_number_value(json_object_get(local, "busiest_messages"));
     }
     json_decref(line);
     child_free(&result);
     return error->status;
+}
+
+/* The steps that a way is known by. */
+static TrafficStep step_of(const TrafficWay *way) {
+    return way->compression.kind == COMPRESS_NONE ? TRAFFIC_EXACT : TRAFFIC_OWN;
 }
 
 /* What is learned, between ranks of this machine. */
@@ -243,7 +251,7 @@ static Status train_way(const TrafficStudy *study, Runs *runs, TrafficWay *way, 
     if (run_words(study, way, &run, &result, &command, error) == STATUS_OK)
         curve_run_read(&way->curve, out, error);
     child_free(&result);
-    way->here_ms = traffic_way_median_ms(way, way->compression.kind == COMPRESS_NONE);
+    way->here_ms = traffic_way_median_ms(way, step_of(way));
     return error->status;
 }
 
@@ -251,9 +259,16 @@ static Status train_way(const TrafficStudy *study, Runs *runs, TrafficWay *way, 
 
 enum { N_BEFORE = 2 }; /* steps before those that are timed: an exact one, and the first compressed */
 
-/* A few compressed steps between the hosts: their median, and what left all hosts meanwhile. */
+/* What left all hosts while a run was there, and what its steps were counted to send. */
+typedef struct {
+    double on_cables, counted;
+} SentBytes;
+
+/* A few compressed steps between the hosts: their median, and what was sent meanwhile. */
 static Status run_on_hosts(const TrafficStudy *study, Runs *runs, const TrafficWay *way, int64_t n_steps,
-                           double *median_ms, double *n_sent, Error *error) {
+                           double *median_ms, SentBytes *sent, Error *error) {
+    const double bytes[N_TRAFFIC_STEPS] = {study->way[0].n_all_bytes, way->n_all_bytes,
+                                           way->n_local_bytes * (double)study->call->n_ranks};
     char out[4200];
     TrafficRun run = {.launcher = &runs->on_hosts,
                       .n_ranks = (int)study->call->n_ranks,
@@ -268,13 +283,15 @@ static Status run_on_hosts(const TrafficStudy *study, Runs *runs, const TrafficW
     TRY(hosts_count_sent(&runs->hosts, &before, error));
     if (run_words(study, way, &run, &result, &command, error) == STATUS_OK &&
         curve_run_read(&timed.curve, out, error) == STATUS_OK) {
+        timed.compression.n_warmup = run.n_warmup;
+        sent->counted = traffic_way_cost(&timed, bytes);
         timed.compression.n_warmup = N_BEFORE; /* the first compressed one does not count */
-        *median_ms = traffic_way_median_ms(&timed, way->compression.kind == COMPRESS_NONE);
+        *median_ms = traffic_way_median_ms(&timed, step_of(way));
         curve_run_free(&timed.curve);
     }
     child_free(&result);
     if (error->status == STATUS_OK) hosts_count_sent(&runs->hosts, &behind, error);
-    *n_sent = (double)(behind - before);
+    sent->on_cables = (double)(behind - before);
     return error->status;
 }
 
@@ -287,11 +304,13 @@ static Status time_rate(TrafficStudy *study, Runs *runs, int r, Error *error) {
              format_rate(rate, "bit/s").text);
     for (int i = 0; i < study->n_ways; i++) {
         TrafficWay *way = &study->way[i];
-        double sent, less;
+        SentBytes sent = {0}, less = {0};
         TRY(run_on_hosts(study, runs, way, n_steps, &way->step_ms[r], &sent, error));
         if (r) continue;
         TRY(run_on_hosts(study, runs, way, N_BEFORE, &unused, &less, error)); /* to start and to end costs */
-        way->n_wire_bytes = (sent - less) / (double)study->call->n_timed;
+        /* Exact steps of 0/1 Adam, and local ones, are among them. */
+        way->n_wire_bytes =
+            way->n_all_bytes * (sent.on_cables - less.on_cables) / (sent.counted - less.counted);
     }
     return STATUS_OK;
 }
@@ -303,13 +322,28 @@ static Status time_on_hosts(TrafficStudy *study, Runs *runs, Error *error) {
     return STATUS_OK;
 }
 
+static double link_ms(const TrafficStudy *study, double n_bytes, double n_messages, int r) {
+    return traffic_way_link_ms(n_bytes, n_messages, 1e6 * (double)study->rates.values[r],
+                               1e-6 * study->call->latency_us);
+}
+
+/* Steps of a rank by itself are too few to be timed at first, when rates are high. */
+static void time_local(TrafficStudy *study) {
+    for (int i = 0; i < study->n_ways * study->rates.n; i++) {
+        TrafficWay *way = &study->way[i / study->rates.n];
+        int r = i % study->rates.n;
+        double here = traffic_way_median_ms(way, TRAFFIC_LOCAL);
+        if (!isnan(here))
+            way->local_ms[r] = here + link_ms(study, way->n_local_bytes, way->n_local_messages, r);
+    }
+}
+
 static void time_by_model(TrafficStudy *study) {
     for (int i = 0; i < study->n_ways * study->rates.n; i++) {
         TrafficWay *way = &study->way[i / study->rates.n];
         int r = i % study->rates.n;
         way->n_wire_bytes = NAN;
-        way->step_ms[r] = way->here_ms + traffic_way_link_ms(way, 1e6 * (double)study->rates.values[r],
-                                                             1e-6 * study->call->latency_us);
+        way->step_ms[r] = way->here_ms + link_ms(study, way->n_bytes, way->n_messages, r);
     }
 }
 
@@ -327,6 +361,7 @@ static Status time_ways(TrafficStudy *study, Runs *runs, Error *error) {
         log_note(&study->output.log, "links are modelled, not measured: %s", study->why_not);
     }
     if (!study->is_measured) time_by_model(study);
+    time_local(study);
     for (int i = 0; i < study->n_ways; i++)
         memcpy(study->way[i].exact_step_ms, study->way[0].step_ms, sizeof study->way[0].step_ms);
     return STATUS_OK;

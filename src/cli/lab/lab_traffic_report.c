@@ -19,17 +19,31 @@ static FormatText rate_text(const TrafficStudy *study, int r) {
 
 /* ---- Tables */
 
-/* Steps of the run that were not exact. */
-static int64_t n_compressed(const TrafficStudy *study, const TrafficWay *way) {
-    int64_t n = 0;
-    for (int64_t i = 0; i < study->call->n_steps; i++) n += !compression_is_exact(&way->compression, i);
-    return n;
+/* Steps of the run that sent words. */
+static int64_t n_compressed(const TrafficWay *way) {
+    return (int64_t)traffic_way_cost(way, (const double[N_TRAFFIC_STEPS]){[TRAFFIC_OWN] = 1.0});
+}
+
+/* And that sent nothing of a gradient. */
+static int64_t n_local(const TrafficWay *way) {
+    return (int64_t)traffic_way_cost(way, (const double[N_TRAFFIC_STEPS]){[TRAFFIC_LOCAL] = 1.0});
+}
+
+typedef struct {
+    double of[N_TRAFFIC_STEPS];
+} StepCosts;
+
+static StepCosts bytes_of(const TrafficStudy *study, const TrafficWay *way, double unit) {
+    return (StepCosts){{exact_of(study)->n_bytes / unit, way->n_bytes / unit, way->n_local_bytes / unit}};
+}
+
+static StepCosts seconds_of(const TrafficWay *way, int r) {
+    return (StepCosts){{1e-3 * way->exact_step_ms[r], 1e-3 * way->step_ms[r], 1e-3 * way->local_ms[r]}};
 }
 
 /* All that the busiest rank has sent when the run ends. */
 static double sent_in_all(const TrafficStudy *study, const TrafficWay *way) {
-    double n = (double)n_compressed(study, way);
-    return n * way->n_bytes + ((double)study->call->n_steps - n) * exact_of(study)->n_bytes;
+    return traffic_way_cost(way, bytes_of(study, way, 1.0).of);
 }
 
 /* "1/21.3" */
@@ -41,14 +55,14 @@ static FormatText share_text(double share) {
 }
 
 static void print_bytes(const TrafficStudy *study) {
-    printf("%-12s %12s %8s %11s %12s %10s %9s", "--compress", "a step sends", "of f32", "compressed",
-           "in all", "val loss", "to none");
+    printf("%-14s %12s %8s %11s %7s %12s %10s %9s", "--compress", "a step sends", "of f32", "compressed",
+           "local", "in all", "val loss", "to none");
     printf("%s\n", study->is_measured ? "  on the wire" : "");
     for (int i = 0; i < study->n_ways; i++) {
         const TrafficWay *way = &study->way[i];
-        printf("%-12s %12s %8s %11" PRId64 " %12s %10.4f %+9.4f", way->name,
+        printf("%-14s %12s %8s %11" PRId64 " %7" PRId64 " %12s %10.4f %+9.4f", way->name,
                format_bytes((uint64_t)way->n_bytes).text,
-               share_text(way->n_bytes / exact_of(study)->n_bytes).text, n_compressed(study, way),
+               share_text(way->n_bytes / exact_of(study)->n_bytes).text, n_compressed(way), n_local(way),
                format_bytes((uint64_t)sent_in_all(study, way)).text, traffic_way_loss(way),
                traffic_way_loss(way) - traffic_way_loss(exact_of(study)));
         if (study->is_measured) printf(" %11.3fx", way->n_wire_bytes / way->n_all_bytes);
@@ -73,20 +87,20 @@ static double seconds_to(const TrafficWay *way, int r, double loss, Arena *arena
     int64_t at = traffic_way_reaches(way, loss);
     double *x = ARENA_ARRAY(arena, double, way->curve.n + 1);
     if (at < 0) return NAN;
-    traffic_way_costs(way, 1e-3 * way->exact_step_ms[r], 1e-3 * way->step_ms[r], x);
+    traffic_way_costs(way, seconds_of(way, r).of, x);
     return x[at];
 }
 
 static void print_times(const TrafficStudy *study, Arena *arena) {
     double loss = common_loss(study);
-    printf("\n%-12s", "");
+    printf("\n%-14s", "");
     for (int r = 0; r < study->rates.n; r++) printf(" | %-29s", rate_text(study, r).text);
-    printf("\n%-12s", "--compress");
+    printf("\n%-14s", "--compress");
     for (int r = 0; r < study->rates.n; r++) printf(" | %9s %7s   to %6.4g", "ms a step", "faster", loss);
     printf("\n");
     for (int i = 0; i < study->n_ways; i++) {
         const TrafficWay *way = &study->way[i];
-        printf("%-12s", way->name);
+        printf("%-14s", way->name);
         for (int r = 0; r < study->rates.n; r++)
             printf(" | %9.1f %6.2fx %9.1f s", way->step_ms[r], way->exact_step_ms[r] / way->step_ms[r],
                    seconds_to(way, r, loss, arena));
@@ -138,12 +152,12 @@ void traffic_print(const TrafficStudy *study) {
 /* ---- Pictures */
 
 /* The points at which the loss was measured. */
-static PlotSeries curve_of(const TrafficWay *way, double exact, double own, Arena *arena) {
+static PlotSeries curve_of(const TrafficWay *way, StepCosts costs, Arena *arena) {
     int64_t n_points = way->curve.n;
     double *all = ARENA_ARRAY(arena, double, n_points), *x = ARENA_ARRAY(arena, double, n_points),
            *y = ARENA_ARRAY(arena, double, n_points);
     int n = 0;
-    traffic_way_costs(way, exact, own, all);
+    traffic_way_costs(way, costs.of, all);
     for (int64_t i = 0; i < n_points; i++) {
         if (isnan(way->curve.y[CURVE_VALIDATION][i])) continue;
         x[n] = all[i];
@@ -165,8 +179,7 @@ static const char *note_of(const TrafficStudy *study, bool has_links, Arena *are
 static Status draw_bytes(const TrafficStudy *study, Arena *arena, Error *error) {
     PlotSeries series[TRAFFIC_MOST_WAYS];
     for (int i = 0; i < study->n_ways; i++)
-        series[i] =
-            curve_of(&study->way[i], 1e-6 * exact_of(study)->n_bytes, 1e-6 * study->way[i].n_bytes, arena);
+        series[i] = curve_of(&study->way[i], bytes_of(study, &study->way[i], 1e6), arena);
     Plot plot = {.title = "Loss against bytes sent",
                  .x_label = "sent by the busiest rank (MB)",
                  .y_label = "validation loss",
@@ -182,8 +195,7 @@ static Status draw_time(const TrafficStudy *study, int r, Arena *arena, Error *e
     PlotSeries series[TRAFFIC_MOST_WAYS];
     char name[48];
     for (int i = 0; i < study->n_ways; i++)
-        series[i] = curve_of(&study->way[i], 1e-3 * study->way[i].exact_step_ms[r],
-                             1e-3 * study->way[i].step_ms[r], arena);
+        series[i] = curve_of(&study->way[i], seconds_of(&study->way[i], r), arena);
     Plot plot = {.title = arena_printf(arena, "Loss against time on links of %s", rate_text(study, r).text),
                  .x_label = "time of the steps (s)",
                  .y_label = "validation loss",
@@ -243,8 +255,8 @@ static json_t *links_json(const TrafficStudy *study, const TrafficWay *way) {
 }
 
 static json_t *curve_json(const TrafficStudy *study, const TrafficWay *way, Arena *arena) {
-    PlotSeries curve = curve_of(way, exact_of(study)->n_bytes, way->n_bytes, arena);
-    PlotSeries steps = curve_of(way, 1.0, 1.0, arena);
+    PlotSeries curve = curve_of(way, bytes_of(study, way, 1.0), arena);
+    PlotSeries steps = curve_of(way, (StepCosts){{1.0, 1.0, 1.0}}, arena);
     json_t *points = json_array();
     for (int i = 0; i < curve.n; i++)
         json_array_append_new(points, json_pack("{s:o,s:o,s:o}", "step", json_make_number(steps.x[i]),
@@ -259,13 +271,13 @@ json_t *traffic_json(const TrafficStudy *study) {
     for (int i = 0; i < study->n_ways; i++) {
         const TrafficWay *way = &study->way[i];
         json_array_append_new(
-            ways, json_pack("{s:s,s:o,s:o,s:o,s:o,s:I,s:o,s:o,s:o}", "compress", way->name, "bytes",
+            ways, json_pack("{s:s,s:o,s:o,s:o,s:o,s:I,s:I,s:o,s:o,s:o}", "compress", way->name, "bytes",
                             json_make_number(way->n_bytes), "messages", json_make_number(way->n_messages),
                             "all_bytes", json_make_number(way->n_all_bytes), "wire_bytes",
                             json_make_number(way->n_wire_bytes), "compressed_steps",
-                            (json_int_t)n_compressed(study, way), "val_loss",
-                            json_make_number(traffic_way_loss(way)), "links", links_json(study, way), "curve",
-                            curve_json(study, way, &arena)));
+                            (json_int_t)n_compressed(way), "local_steps", (json_int_t)n_local(way),
+                            "val_loss", json_make_number(traffic_way_loss(way)), "links",
+                            links_json(study, way), "curve", curve_json(study, way, &arena)));
     }
     arena_free(&arena);
     return json_pack("{s:s,s:s,s:I,s:I,s:o}", "command", "lab traffic", "links",

@@ -276,12 +276,10 @@ static Status score(Call *call, Error *error) {
     return error->status;
 }
 
-/* What all ranks have found; of a group that has read the same, one counts. */
+/* What all ranks have found. */
 static Status merge(Call *call, Error *error) {
     Comm *world = &call->launch->world;
-    const Mesh *mesh = &call->ranks.mesh;
-    bool counts = mesh->coordinate[AXIS_TP] == 0 && mesh->coordinate[AXIS_PP] == 0;
-    int64_t count[] = {counts ? call->n_read : 0, call->was_interrupted};
+    int64_t count[] = {model_ranks_speaks(&call->ranks) ? call->n_read : 0, call->was_interrupted};
     if (world->size == 1) return STATUS_OK;
     TRY(score_merge(call->set.texts, call->set.n_texts, world, error));
     TRY(comm_all_reduce(world, count, 2, COMM_I64, COMM_SUM, error));

@@ -209,12 +209,10 @@ static Status report(Call *call, Error *error) {
                                 call->generator.memory.allocated_bytes, stdout, error);
 }
 
-/* Ranks of a group have made the same samples: one of each speaks for it. */
 static Status make_samples(Call *call, Error *error) {
-    Mesh *mesh = &call->ranks.mesh;
-    bool speaks = mesh->coordinate[AXIS_TP] == 0 && mesh->coordinate[AXIS_PP] == 0;
     TRY(generate_samples_run(&call->samples, &call->generator, error));
-    if (speaks) TRY(generate_samples_gather(&call->samples, &mesh->axis[AXIS_DP], error));
+    if (model_ranks_speaks(&call->ranks))
+        TRY(generate_samples_gather(&call->samples, &call->ranks.mesh.axis[AXIS_DP], error));
     call->samples.seconds = timer_seconds_since(call->samples.started_ns);
     return STATUS_OK;
 }

@@ -103,6 +103,10 @@ int model_ranks_share(const ModelRanks *ranks) {
     return coordinate[AXIS_DP];
 }
 
+bool model_ranks_speaks(const ModelRanks *ranks) {
+    return ranks->group.size <= 1 || ranks->group.rank == 0;
+}
+
 void model_ranks_say_idle(const ModelRanks *ranks, int64_t n, const char *what, const Log *log) {
     int n_shares = model_ranks_n_shares(ranks);
     if (n >= n_shares) return;

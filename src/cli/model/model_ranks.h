@@ -45,6 +45,9 @@ ModelPart model_ranks_part(const ModelRanks *ranks);
 int model_ranks_n_shares(const ModelRanks *ranks);
 int model_ranks_share(const ModelRanks *ranks);
 
+/* Ranks of a group find the same: is this the one that speaks for it? */
+bool model_ranks_speaks(const ModelRanks *ranks);
+
 /* Say so where some of the groups will have nothing to do. `what`: "samples". */
 void model_ranks_say_idle(const ModelRanks *ranks, int64_t n, const char *what, const Log *log);
 

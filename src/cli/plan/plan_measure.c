@@ -57,18 +57,23 @@ done:
     return error->status;
 }
 
-static Status write_corrected(const PlanRun *plan, double factor, const char *path, Error *error) {
+static Status write_corrected(const PlanRun *plan, double factor, const char *path, Arena *arena,
+                              Error *error) {
     Machine values = plan->machine.machine;
     MachineDevice *device = &values.device;
     double *rates[] = {&device->tflops_16,      &device->tflops_tf32,        &device->tflops_32,
                        &device->vector_tflops,  &device->memory_gbs,         &device->cache_gbs,
                        &values.host.inside_gbs, &values.network.between_gbs, &values.host.host_memory_gbs,
                        &values.host.bus_gbs};
+    const char **samples[] = {&device->samples, &device->all_thread_samples, &device->busy_samples,
+                              &values.host.message_samples};
     double *times[] = {&device->launch_us, &values.host.inside_us, &values.network.between_us,
                        &values.network.step_us};
     char comment[120];
     for (size_t i = 0; i < sizeof rates / sizeof rates[0]; i++) *rates[i] /= factor;
     for (size_t i = 0; i < sizeof times / sizeof times[0]; i++) *times[i] *= factor;
+    for (size_t i = 0; i < sizeof samples / sizeof samples[0]; i++)
+        *samples[i] = samples_scale(*samples[i], 1.0 / factor, arena);
     snprintf(comment, sizeof comment,
              "Corrected by 'pgpt plan --tune --measure': runs took %.3f times what was predicted.", factor);
     return machine_write(&values, comment, path, error);
@@ -99,7 +104,7 @@ Status plan_measure(const PlanRun *plan, const PlanTuning *tuning, int n, const 
     }
     Arena arena = {0};
     const char *path = arena_printf(&arena, "%s/machine.ini", folder);
-    if (write_corrected(plan, exp(sum / n_done), path, error) == STATUS_OK)
+    if (write_corrected(plan, exp(sum / n_done), path, &arena, error) == STATUS_OK)
         printf("the machine, corrected: pgpt plan --machine %s\n", path);
     arena_free(&arena);
     return error->status;

@@ -183,6 +183,16 @@ static void print_time(const PlanRun *plan, const PlanFigures *figures) {
                milliseconds(sent).text, milliseconds(waited).text, 100.0 * fmax(0.0, 1.0 - waited / sent));
 }
 
+static FormatText energy(double joules) {
+    static const char *const units[] = {"Wh", "kWh", "MWh", "GWh"};
+    FormatText text;
+    double value = joules / 3600.0;
+    int unit = 0;
+    for (; unit < 3 && value >= 1000.0; unit++) value /= 1000.0;
+    snprintf(text.text, sizeof text.text, "%.3g %s", value, units[unit]);
+    return text;
+}
+
 static void print_end(const PlanRun *plan, const PlanFigures *figures) {
     double n_ranks = mesh_n_ranks(&plan->train.shape);
     printf("\n%s tokens/s; %s a device by the standard formula; MFU %.1f %%, HFU %.1f %% (counted)\n",
@@ -191,8 +201,7 @@ static void print_end(const PlanRun *plan, const PlanFigures *figures) {
            100.0 * figures->mfu, 100.0 * figures->hfu);
     printf("%s tokens take %s", format_count(figures->n_run_tokens).text, days(figures->run_seconds).text);
     if (figures->joules > 0.0)
-        printf(" and %.3g MWh (%.0f W a device)", figures->joules / 3.6e9,
-               plan->machine.machine.device.watts);
+        printf(" and %s (%.0f W a device)", energy(figures->joules).text, plan->machine.machine.device.watts);
     printf("\n");
 }
 

@@ -57,7 +57,7 @@ static int64_t batch_for(const PlanRun *plan, double batch_tokens, int n_ranks) 
 static bool tune_quickly(PlanRun *plan, TunedLayout *best) {
     PlanTuning tuning;
     Error unheard = {0};
-    if (plan_tune(plan, &(TuneOptions){.n_best = 1, .n_plans = 4, .is_quick = true}, &tuning, &unheard) !=
+    if (plan_tune(plan, &(TuneOptions){.n_best = 1, .n_plans = 16, .is_quick = true}, &tuning, &unheard) !=
         STATUS_OK)
         return false;
     *best = tuning.best[0];
@@ -67,7 +67,9 @@ static bool tune_quickly(PlanRun *plan, TunedLayout *best) {
 
 /* ---- Memory */
 
-static void print_weight_bytes(int n_ranks) {
+/* `object` takes what is printed, as it does below. */
+static void print_weight_bytes(int n_ranks, json_t *object) {
+    json_t *lines = json_array();
     static const PrecisionKind kinds[] = {PRECISION_F32, PRECISION_BF16, PRECISION_PURE_BF16};
     printf("bytes a weight with AdamW, weights + gradients + optimizer state, on each of N = %d ranks:\n",
            n_ranks);
@@ -81,10 +83,17 @@ static void print_weight_bytes(int n_ranks) {
                               : 2.0 * (double)dtype_info(precision.moment)->n_bytes,
                state = moments + (precision.has_master ? 4.0 : 0.0), N = n_ranks;
         static const char *const words[] = {"f32", "bf16, mixed", "pure-bf16", "bf16, mixed, --moments 8bit"};
-        printf("%-30s %8.2f %8.2f %8.2f %8.2f\n", words[i], weight + gradient + state,
-               weight + gradient + state / N, weight + (gradient + state) / N,
-               (weight + gradient + state) / N);
+        double bytes[] = {weight + gradient + state, weight + gradient + state / N,
+                          weight + (gradient + state) / N, (weight + gradient + state) / N};
+        json_t *line = json_object(), *stages = json_array();
+        printf("%-30s %8.2f %8.2f %8.2f %8.2f\n", words[i], bytes[0], bytes[1], bytes[2], bytes[3]);
+        for (int zero = 0; zero < 4; zero++) json_array_append_new(stages, json_make_number(bytes[zero]));
+        json_object_set_new(line, "dtype", json_string(words[i]));
+        json_object_set_new(line, "by_zero", stages);
+        json_array_append_new(lines, line);
     }
+    json_object_set_new(object, "ranks", json_integer(n_ranks));
+    json_object_set_new(object, "bytes_a_weight", lines);
 }
 
 static void largest_that_fits(const PlanRun *plan, double gigabytes, int n_ranks, int zero, bool recomputes,
@@ -111,7 +120,8 @@ static void largest_that_fits(const PlanRun *plan, double gigabytes, int n_ranks
 }
 
 /* Data parallelism alone, of one sequence a rank, every block recomputed: planned. */
-static void print_largest(const PlanRun *plan) {
+static void print_largest(const PlanRun *plan, json_t *object) {
+    json_t *lines = json_array();
     static const double devices[] = {16, 32, 80, 141};
     static const struct {
         const char *words;
@@ -130,21 +140,48 @@ static void print_largest(const PlanRun *plan) {
     for (int i = 0; i < 4; i++) printf(" %5.0f GB", devices[i]);
     printf("\n");
     for (size_t r = 0; r < sizeof rows / sizeof rows[0]; r++) {
+        json_t *line = json_object(), *largest = json_object();
         printf("%-30s", rows[r].words);
         for (int i = 0; i < 4; i++) {
-            char text[16];
+            char text[16], device[16];
             largest_that_fits(plan, devices[i], rows[r].n_ranks, rows[r].zero, true, rows[r].precision, text,
                               sizeof text);
             printf(" %8s", text);
+            snprintf(device, sizeof device, "%.0f GB", devices[i]);
+            json_object_set_new(largest, device, *text == '-' ? json_null() : json_string(text));
         }
         printf("\n");
+        json_object_set_new(line, "how", json_string(rows[r].words));
+        json_object_set_new(line, "largest", largest);
+        json_array_append_new(lines, line);
     }
+    json_object_set_new(object, "largest_that_fits", lines);
 }
 
 /* ---- Ladder */
 
-static void print_ladder(PlanRun *plan) {
+static void print_rung(const PlanRun *one, const Rung *rung, const TunedLayout *best, json_t *line) {
+    const ModelConfig *model = &one->train.values.model;
+    const TrainOptions *train = &one->train.values.train;
+    char recompute[24];
+    double tokens = TOKENS_A_PARAMETER * parameters_of((double)model->n_layers, (double)model->n_channels,
+                                                       (double)model->vocabulary);
+    double flops = model_flops_standard(model, train->batch, train->sequence, false) / best->seconds;
+    double days = tokens / best->tokens_per_s / 86400.0;
+    printf("%-6s %6d %4d %4d %4d %5d %6lld %9s %10s %9.2f %7.1f%% %9.3g\n", rung->name, one->n_ranks,
+           best->layout.size[AXIS_DP], best->layout.size[AXIS_TP], best->layout.size[AXIS_PP],
+           best->layout.zero, (long long)best->layout.micro_batch,
+           recompute_text(best->layout.recompute, recompute, sizeof recompute),
+           format_bytes((uint64_t)best->bytes).text, flops * 1e-15, 100.0 * best->mfu, days);
+    json_object_set_new(line, "peak_bytes", json_make_number(best->bytes));
+    json_object_set_new(line, "flops_per_s", json_make_number(flops));
+    json_object_set_new(line, "mfu", json_make_number(best->mfu));
+    json_object_set_new(line, "days", json_make_number(days));
+}
+
+static void print_ladder(PlanRun *plan, json_t *object) {
     static const char *const shown[] = {"117M", "345M", "750M", "1.3B", "13B", "175B", "1T"};
+    json_t *lines = json_array();
     printf("on %s, %d tokens a parameter (Hoffmann et al. 2022), sequences of %lld:\n",
            plain(plan->machine.machine.device.name).text, TOKENS_A_PARAMETER,
            (long long)plan->train.values.train.sequence);
@@ -156,33 +193,37 @@ static void print_ladder(PlanRun *plan) {
             is_shown = is_shown || strcmp(shown[k], rungs[i].name) == 0;
         for (int n = 64; is_shown && n <= 4096; n *= 4) {
             PlanRun one = with_model(plan, &rungs[i], n, batch_for(plan, rungs[i].batch_tokens, 1));
-            const ModelConfig *model = &one.train.values.model;
+            Arena arena = {0};
             TunedLayout best;
-            char recompute[24];
             if (one.train.values.train.batch < n / 64) continue;
-            if (!tune_quickly(&one, &best)) {
+            json_t *line = json_object();
+            json_object_set_new(line, "model", json_string(rungs[i].name));
+            json_object_set_new(line, "devices", json_integer(n));
+            json_array_append_new(lines, line);
+            if (tune_quickly(&one, &best)) {
+                print_rung(&one, &rungs[i], &best, line);
+                json_object_set_new(line, "layout",
+                                    json_make_text(plan_layout_text(&one, &best.layout, &arena)));
+            } else
                 printf("%-6s %6d   does not fit, or the batch of %lld is too small\n", rungs[i].name, n,
                        (long long)one.train.values.train.batch);
-                continue;
-            }
-            double tokens =
-                TOKENS_A_PARAMETER *
-                parameters_of((double)model->n_layers, (double)model->n_channels, (double)model->vocabulary);
-            double flops = model_flops_standard(model, one.train.values.train.batch,
-                                                one.train.values.train.sequence, false);
-            printf("%-6s %6d %4d %4d %4d %5d %6lld %9s %10s %9.2f %7.1f%% %9.3g\n", rungs[i].name, n,
-                   best.layout.size[AXIS_DP], best.layout.size[AXIS_TP], best.layout.size[AXIS_PP],
-                   best.layout.zero, (long long)best.layout.micro_batch,
-                   recompute_text(best.layout.recompute, recompute, sizeof recompute),
-                   format_bytes((uint64_t)best.bytes).text, flops / best.seconds * 1e-15, 100.0 * best.mfu,
-                   tokens / best.tokens_per_s / 86400.0);
+            arena_free(&arena);
         }
     }
+    json_object_set_new(object, "ladder", lines);
 }
 
 /* ---- Links */
 
-static Status print_links(PlanRun *plan, Error *error) {
+static Status print_links(PlanRun *plan, json_t *object, Error *error) {
+    const Machine *machine = &plan->machine.machine;
+    json_t *lines = json_array();
+    json_object_set_new(object, "links", lines);
+    if (plan->n_ranks <= machine_ranks_a_host(machine, plan->n_ranks))
+        return error_user(error,
+                          "--table links is about what hosts send each other, and %s of %s are on one host; "
+                          "raise --gpus",
+                          format_things(plan->n_ranks, "device").text, plain(machine->device.name).text);
     printf("%s on %s, %s: a step as it is given, and the best layout, by links a host\n",
            plan->train.values.model.preset, format_things(plan->n_ranks, "device").text,
            plain(plan->machine.machine.device.name).text);
@@ -192,33 +233,52 @@ static Status print_links(PlanRun *plan, Error *error) {
         PlanFigures figures;
         TunedLayout best;
         Arena arena = {0};
+        json_t *line = json_object();
         double waited = 0.0;
         one.machine.machine.network.n_links = links;
+        json_array_append_new(lines, line);
         TRY(plan_figures(&one, &figures, error));
         for (int i = 0; i < N_PHASES; i++) waited += figures.times.phase[i].waited;
         printf("%6d %12s %8.1f %%", links, format_duration(figures.times.seconds).text,
                100.0 * waited / figures.times.seconds);
-        if (tune_quickly(&one, &best))
-            printf(" %12s  %s\n", format_duration(best.seconds).text,
-                   plan_layout_text(&one, &best.layout, &arena));
-        else printf(" %12s\n", "-");
+        json_object_set_new(line, "links", json_integer(links));
+        json_object_set_new(line, "step_ms", json_make_number(figures.times.seconds * 1e3));
+        json_object_set_new(line, "comm_wait_ms", json_make_number(waited * 1e3));
+        if (tune_quickly(&one, &best)) {
+            const char *layout = plan_layout_text(&one, &best.layout, &arena);
+            printf(" %12s  %s\n", format_duration(best.seconds).text, layout);
+            json_object_set_new(line, "best_step_ms", json_make_number(best.seconds * 1e3));
+            json_object_set_new(line, "best_layout", json_make_text(layout));
+        } else printf(" %12s\n", "-");
         plan_figures_free(&figures);
         arena_free(&arena);
     }
     return STATUS_OK;
 }
 
+static Status print_json(const PlanRun *plan, json_t *object, Error *error) {
+    if (plan->train.values.call.json && error->status == STATUS_OK) return json_print(stdout, object, error);
+    json_decref(object);
+    return error->status;
+}
+
 Status plan_table(PlanRun *plan, Error *error) {
+    static const char *const commands[] = {
+        [TABLE_NONE] = "", [TABLE_MEMORY] = "memory", [TABLE_LADDER] = "ladder", [TABLE_LINKS] = "links"};
+    json_t *object = json_object();
+    json_object_set_new(object, "command", json_string("plan --table"));
+    json_object_set_new(object, "table", json_string(commands[plan->options.table]));
+    json_object_set_new(object, "machine", json_make_text(plan->machine.machine.device.name));
     switch ((PlanTable)plan->options.table) {
     case TABLE_MEMORY:
-        print_weight_bytes(plan->n_ranks > 1 ? plan->n_ranks : 8);
-        print_largest(plan);
-        return STATUS_OK;
-    case TABLE_LADDER: print_ladder(plan); return STATUS_OK;
-    case TABLE_LINKS: return print_links(plan, error);
+        print_weight_bytes(plan->n_ranks > 1 ? plan->n_ranks : 8, object);
+        print_largest(plan, object);
+        break;
+    case TABLE_LADDER: print_ladder(plan, object); break;
+    case TABLE_LINKS: print_links(plan, object, error); break;
     case TABLE_NONE: break;
     }
-    return STATUS_OK;
+    return print_json(plan, object, error);
 }
 
 /* ---- A budget */
@@ -265,6 +325,7 @@ Status plan_budget(PlanRun *plan, Error *error) {
         plan->train.values.train.batch = one.train.values.train.batch;
     }
     Arena arena = {0};
+    const char *layout = plan_layout_text(plan, &best.layout, &arena);
     printf("%lld x %s for %s: %s parameters on %s tokens\n", (long long)budget.n_devices,
            plain(plan->machine.machine.device.name).text, format_duration(budget.seconds).text,
            format_count(n_parameters).text, format_count(tokens).text);
@@ -279,9 +340,24 @@ Status plan_budget(PlanRun *plan, Error *error) {
         "%lld %s --steps %lld\n",
         (long long)budget.n_devices, (long long)rung.layers, (long long)rung.heads, (long long)rung.channels,
         (long long)plan->train.values.train.sequence, (long long)vocabulary,
-        (long long)plan->train.values.train.batch, plan_layout_text(plan, &best.layout, &arena),
+        (long long)plan->train.values.train.batch, layout,
         (long long)(tokens / (double)plan->train.values.train.batch /
                     (double)plan->train.values.train.sequence));
+    json_t *object = json_object();
+    json_object_set_new(object, "command", json_string("plan --budget"));
+    json_object_set_new(object, "machine", json_make_text(plan->machine.machine.device.name));
+    json_object_set_new(object, "devices", json_integer(budget.n_devices));
+    json_object_set_new(object, "seconds", json_make_number(budget.seconds));
+    json_object_set_new(object, "parameters", json_make_number(n_parameters));
+    json_object_set_new(object, "tokens", json_make_number(tokens));
+    json_object_set_new(object, "layers", json_integer(rung.layers));
+    json_object_set_new(object, "heads", json_integer(rung.heads));
+    json_object_set_new(object, "channels", json_integer(rung.channels));
+    json_object_set_new(object, "batch", json_integer(plan->train.values.train.batch));
+    json_object_set_new(object, "mfu", json_make_number(best.mfu));
+    json_object_set_new(object, "tokens_per_s", json_make_number(best.tokens_per_s));
+    json_object_set_new(object, "peak_bytes", json_make_number(best.bytes));
+    json_object_set_new(object, "layout", json_make_text(layout));
     arena_free(&arena);
-    return STATUS_OK;
+    return print_json(plan, object, error);
 }

@@ -211,21 +211,52 @@ static void add_line(void *context, int axes, int kind) {
     json_array_append_new(report->lines, line);
 }
 
+/* Of a run that compresses: what kinds of steps it has, and what one sends in which a rank goes by itself. */
+static Status report_steps(TrainRun *run, const char *const *hosts, json_t *object, Error *error) {
+    CompressedSteps steps = train_compress_steps(run);
+    Traffic sum, most;
+    if (run->compression.kind == COMPRESS_NONE || !(steps.n_exact + steps.n_compressed)) return STATUS_OK;
+    if (steps.n_local) TRY(train_count_traffic(run, hosts, true, &sum, &most, error));
+    if (!run->launch->is_root) return STATUS_OK;
+    const char *about = run->compression.n_warmup == COMPRESS_UNDECIDED ? " (exact ones not counted)" : "";
+    printf("of %lld steps %lld are exact, and %lld such as this one%s", (long long)run->values.train.n_steps,
+           (long long)steps.n_exact, (long long)steps.n_compressed, about);
+    if (steps.n_local)
+        printf("; in %lld no gradient is sent: %lld bytes, %lld of the busiest rank",
+               (long long)steps.n_local, (long long)sum.count[0][0].n_bytes,
+               (long long)most.count[0][0].n_bytes);
+    printf("\n");
+    json_object_set_new(object, "exact_steps", json_integer(steps.n_exact));
+    json_object_set_new(object, "compressed_steps", json_integer(steps.n_compressed));
+    json_object_set_new(object, "local_steps", json_integer(steps.n_local));
+    if (steps.n_local)
+        json_object_set_new(object, "local_all",
+                            count_json(&sum.count[0][0], &most.count[0][0], hosts != NULL));
+    return STATUS_OK;
+}
+
 Status train_report_mesh(TrainRun *run, Error *error) {
     const char *const *hosts;
     Traffic sum, most;
     TRY(train_host_names(run, &hosts, error));
-    TRY(train_count_traffic(run, hosts, &sum, &most, error));
-    if (!run->launch->is_root) return STATUS_OK;
+    TRY(train_count_traffic(run, hosts, false, &sum, &most, error));
     int n_ranks = mesh_n_ranks(&run->shape);
-    mesh_print(&run->shape, hosts, stdout);
+    json_t *object = json_object();
+    if (run->launch->is_root) mesh_print(&run->shape, hosts, stdout);
     TrafficReport report = {&sum, &most, hosts != NULL, NULL};
-    if (n_ranks > 1) print_traffic(&report);
+    if (n_ranks > 1 && run->launch->is_root) print_traffic(&report);
+    if (n_ranks > 1) report_steps(run, hosts, object, error);
+    if (error->status != STATUS_OK || !run->launch->is_root) {
+        json_decref(object);
+        return error->status;
+    }
     if (n_ranks > 1 && run->async.sync != SYNC_EXACT)
         printf("and between steps what --sync %s exchanges, which is not part of a program\n",
                sync_names[run->async.sync]);
-    if (!run->values.call.json) return STATUS_OK;
-    json_t *object = json_object();
+    if (!run->values.call.json) {
+        json_decref(object);
+        return STATUS_OK;
+    }
     json_object_set_new(object, "ranks", json_integer(n_ranks));
     for (int axis = 0; axis < N_AXES; axis++)
         json_object_set_new(object, axis_name((Axis)axis), json_integer(run->shape.size[axis]));

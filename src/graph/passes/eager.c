@@ -69,6 +69,16 @@ static void restore_write_modes(Graph *graph, WriteMode *first_mode, bool *is_wr
     }
 }
 
+/* Those that go behind each node, in their order: the first of them, and the next behind each; -1 ends. */
+static void list_moved(const int *position, int n, int *first, int *next) {
+    for (int i = 0; i < n; i++) first[i] = -1;
+    for (int k = n - 1; k >= 0; k--) {
+        if (position[k] < 0 || position[k] >= k) continue;
+        next[k] = first[position[k]];
+        first[position[k]] = k;
+    }
+}
+
 int eager_gradients(Graph *graph) {
     if (graph->error.status != STATUS_OK || !graph->n_nodes) return 0;
     Arena scratch = {0};
@@ -96,10 +106,11 @@ int eager_gradients(Graph *graph) {
         graph->node = ARENA_ARRAY(&graph->arena, Node *, n_old);
         graph->node_capacity = n_old;
         graph->n_nodes = 0;
+        int *first = ARENA_ARRAY(&scratch, int, n_old), *next = ARENA_ARRAY(&scratch, int, n_old);
+        list_moved(position, n_old, first, next);
         for (int i = 0; i < n_old; i++) {
             if (position[i] < 0) graph->node[graph->n_nodes++] = old[i];
-            for (int k = i + 1; k < n_old; k++) {
-                if (position[k] != i) continue;
+            for (int k = first[i]; k >= 0; k = next[k]) {
                 old[k]->section = SECTION_FORWARD;
                 graph->node[graph->n_nodes++] = old[k];
             }

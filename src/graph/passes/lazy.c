@@ -4,6 +4,8 @@
  * value. */
 #include "graph/passes/lazy.h"
 
+#include "base/arena.h"
+
 #include <string.h>
 
 static bool writes(const Node *node, const Tensor *tensor) {
@@ -80,13 +82,25 @@ static int move_writers(Graph *graph, const Tensor *gradient) {
     return n_moved;
 }
 
+/* Of every tensor, by its id: only where there are several can one wait. */
+static void count_writers(const Graph *graph, int *n_writers) {
+    for (int i = 0; i < graph->n_nodes; i++) {
+        const Node *node = graph->node[i];
+        for (int k = 0; k < node->n_outputs; k++)
+            if (node->output[k]) n_writers[node->output[k]->id]++;
+    }
+}
+
 int lazy_gradients(Graph *graph) {
-    int n_moved = 0;
+    Arena scratch = {0};
+    int n_moved = 0, *n_writers = ARENA_ARRAY(&scratch, int, graph->n_tensors + 1);
+    count_writers(graph, n_writers);
     for (int i = 0; i < graph->n_tensors && graph->error.status == STATUS_OK; i++) {
         const Tensor *tensor = graph->tensor[i];
         const Tensor *gradient = tensor->gradient;
         if (tensor->place != PLACE_PARAMETER || !gradient || gradient->place != PLACE_ACTIVATION) continue;
-        n_moved += move_writers(graph, gradient);
+        if (n_writers[gradient->id] > 1) n_moved += move_writers(graph, gradient);
     }
+    arena_free(&scratch);
     return n_moved;
 }

@@ -3,7 +3,8 @@
  *
  *     TrafficWay way = {.compression = compression, .n_bytes = 251376, .n_messages = 10};
  *     TRY(curve_run_read(&way.curve, "runs/lab/way", error));
- *     traffic_way_costs(&way, exact->n_bytes, way.n_bytes, x);       // bytes sent up to each step
+ *     const double bytes[] = {exact->n_bytes, way.n_bytes, way.n_local_bytes};
+ *     traffic_way_costs(&way, bytes, x);       // bytes sent up to each step
  *
  * Some steps of such a run are exact: its warm-up, and those of 0/1 Adam. They cost what exact steps do. */
 #ifndef PGPT_LAB_TRAFFIC_TRAFFIC_WAY_H
@@ -23,19 +24,27 @@ typedef struct {
     double here_ms;                           /* a step between ranks of this machine */
     double step_ms[TRAFFIC_MOST_RATES];       /* on links of each rate, */
     double exact_step_ms[TRAFFIC_MOST_RATES]; /* and an exact step */
+    /* Of steps that send no gradient (0/1-adam:N): the busiest rank's, and the time of one. */
+    double n_local_bytes, n_local_messages, local_ms[TRAFFIC_MOST_RATES];
     CurveRun curve;
 } TrafficWay;
 
-/* x[i] = the sum over steps up to that of point i of the curve: `exact` for each exact one, else `own`. */
-void traffic_way_costs(const TrafficWay *way, double exact, double own, double *x /* (curve.n) */);
+/* What a step is: one of none; one of this way; and one of a rank by itself, which the learning rate tells,
+ * and whether all ranks evaluate behind it. */
+typedef enum { TRAFFIC_EXACT, TRAFFIC_OWN, TRAFFIC_LOCAL, N_TRAFFIC_STEPS } TrafficStep;
 
-/* The median time of a step of the curve, of those that are not exact, or that are; the first of all is left
- * out. NAN: there is none. */
-double traffic_way_median_ms(const TrafficWay *way, bool of_exact);
+/* x[i] = the sum over steps up to that of point i of the curve of what each costs. */
+void traffic_way_costs(const TrafficWay *way, const double cost[N_TRAFFIC_STEPS], double *x /* (curve.n) */);
+
+/* That of all steps. */
+double traffic_way_cost(const TrafficWay *way, const double cost[N_TRAFFIC_STEPS]);
+
+/* The median time of a step of the curve, of this kind; the first of all is left out. NAN: there is none. */
+double traffic_way_median_ms(const TrafficWay *way, TrafficStep kind);
 
 /* What the links add to a step, where nothing hides it: bytes by the rate (bits a second) and, for each
  * message, the latency. In milliseconds. */
-double traffic_way_link_ms(const TrafficWay *way, double rate, double latency_s);
+double traffic_way_link_ms(double n_bytes, double n_messages, double rate, double latency_s);
 
 /* The validation loss at the end; and the place of the first point at which it is as low as `loss`, -1 where
  * it never is. */

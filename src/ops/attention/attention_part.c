@@ -150,18 +150,32 @@ static double pairs_between(const AttentionPattern *pattern, int32_t q_first, in
     return pairs;
 }
 
+/* Of queries up to the `query`th behind the first key's position, that key included: 1 + 2 + ..., and no more
+ * than there are keys each. */
+static double pairs_up_to(double query, double n_keys) {
+    double rising = query < n_keys ? query : n_keys;
+    return query > 0.0 ? rising * (rising + 1.0) / 2.0 + (query - rising) * n_keys : 0.0;
+}
+
+/* The same where a query sees all keys that are not behind it. */
+static double pairs_below(int32_t q_first, int32_t q_last, int32_t k_first, int32_t k_last) {
+    double n_keys = (double)k_last - k_first + 1.0;
+    return pairs_up_to((double)q_last - k_first + 1.0, n_keys) -
+           pairs_up_to((double)q_first - k_first, n_keys);
+}
+
 /* Pairs of a query and a key that it may see, documents aside. */
 static double visible_pairs(const Node *node, const Tensor *q, const Tensor *kv) {
     const AttentionPartAttributes *a = node->attributes;
     const AttentionPattern pattern = pattern_of(node);
     double pairs = 0.0;
-    for (int64_t t = 0; t < q->shape.dim[1] && !is_sparse(node); t++)
-        pairs += (double)attention_keys_up_to(&a->keys, kv->shape.dim[1], row_place(&a->queries, t));
-    for (int i = 0; i < 4 && is_sparse(node); i++) {
+    for (int i = 0; i < 4; i++) {
         int32_t q_first, q_last, k_first, k_last;
-        if (run_of(&a->queries, q->shape.dim[1], i / 2, &q_first, &q_last) &&
-            run_of(&a->keys, kv->shape.dim[1], i % 2, &k_first, &k_last))
-            pairs += pairs_between(&pattern, q_first, q_last, k_first, k_last);
+        if (!run_of(&a->queries, q->shape.dim[1], i / 2, &q_first, &q_last) ||
+            !run_of(&a->keys, kv->shape.dim[1], i % 2, &k_first, &k_last))
+            continue;
+        pairs += is_sparse(node) ? pairs_between(&pattern, q_first, q_last, k_first, k_last)
+                                 : pairs_below(q_first, q_last, k_first, k_last);
     }
     return pairs * (double)q->shape.dim[0] * a->heads.n_heads;
 }

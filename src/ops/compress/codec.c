@@ -130,6 +130,7 @@ static void encode_top(const Codec *codec, const Block *block, uint32_t *words) 
     float *values = (float *)words;
     uint8_t *places = (uint8_t *)(words + codec->n_kept);
     memset(words, 0, (size_t)codec_code_words(codec) * sizeof *words);
+    for (int i = 0; i < block->n; i++) block->values[i] = cut(block->values[i], limit_of(block, i));
     for (int k = 0; k < codec->n_kept && k < block->n; k++) {
         int at = 0;
         for (int i = 1; i < block->n; i++)

@@ -10,6 +10,7 @@ RouteInputs route_inputs(const RouteAttributes *attributes, int64_t n_tokens, co
     int64_t n_groups = attributes->n_groups, T = n_groups ? n_tokens / n_groups : 0;
     int64_t there = random && random[RANDOM_N_SEQUENCES] < n_groups ? random[RANDOM_N_SEQUENCES] : n_groups;
     return (RouteInputs){.a = attributes,
+                         .math = &route_math,
                          .logits = logits,
                          .noise = noise,
                          .bias = bias,
@@ -35,31 +36,22 @@ static float softplus(float x) {
     return x > 20.0f ? x : log1pf(expf(x));
 }
 
-/* p (E) = softmax of a token's logits; returns log Σ e^logit. */
-static float softmax(const RouteInputs *in, int64_t n, float *p) {
-    int E = in->a->n_experts;
-    const float *logits = in->logits + n * E;
-    float maximum = logits[0], sum = 0.0f;
-    for (int e = 1; e < E; e++) maximum = logits[e] > maximum ? logits[e] : maximum;
-    for (int e = 0; e < E; e++) sum += p[e] = expf(logits[e] - maximum);
+static float softmax_of(const float *x, int E, float *p) {
+    float maximum = x[0], sum = 0.0f;
+    for (int e = 1; e < E; e++) maximum = x[e] > maximum ? x[e] : maximum;
+    for (int e = 0; e < E; e++) sum += p[e] = expf(x[e] - maximum);
     for (int e = 0; e < E; e++) p[e] /= sum;
     return maximum + logf(sum);
 }
 
-/* What a token's experts are chosen by. */
-static void token_scores(const RouteInputs *in, int64_t n, float *score) {
-    const RouteAttributes *a = in->a;
-    int E = a->n_experts;
-    const float *logits = in->logits + n * E;
-    memcpy(score, logits, (size_t)E * sizeof *score);
-    if (a->kind == ROUTER_NOISY_TOPK && draws(in) && in->noise) {
-        for (int e = 0; e < E; e++)
-            score[e] += route_normal(block_of(in, n, e)) * softplus(in->noise[n * E + e]);
-    } else if (a->kind == ROUTER_BALANCE_FREE) {
-        if (a->gate == GATE_SOFTMAX) softmax(in, n, score);
-        for (int e = 0; e < E; e++)
-            score[e] = (a->gate == GATE_SIGMOID ? sigmoid(logits[e]) : score[e]) + in->bias[e];
-    }
+static void sigmoids_of(const float *x, int E, float *y) {
+    for (int e = 0; e < E; e++) y[e] = sigmoid(x[e]);
+}
+
+static float dot_of(const float *a, const float *b, int E) {
+    float sum = 0.0f;
+    for (int e = 0; e < E; e++) sum += a[e] * b[e];
+    return sum;
 }
 
 /* One that is no number is below all others. */
@@ -67,15 +59,39 @@ static bool is_above(float score, float other) {
     return score > other || (isnan(other) && !isnan(score));
 }
 
-/* The n_wishes largest scores, of equal ones the first. Most are below the least that is kept so far. */
-static void largest(const float *score, int n_experts, int n_wishes, int *wish) {
-    int n = 0;
-    for (int e = 0; e < n_experts; e++) {
-        if (n == n_wishes && !is_above(score[e], score[wish[n - 1]])) continue;
-        int s = n < n_wishes ? n++ : n - 1;
-        for (; s > 0 && is_above(score[e], score[wish[s - 1]]); s--) wish[s] = wish[s - 1];
-        wish[s] = e;
+/* Most are below the least that is kept so far. */
+void route_largest(const float *score, int E, int n, int *which) {
+    int n_kept = 0;
+    for (int e = 0; e < E; e++) {
+        if (n_kept == n && !is_above(score[e], score[which[n - 1]])) continue;
+        int s = n_kept < n ? n_kept++ : n - 1;
+        for (; s > 0 && is_above(score[e], score[which[s - 1]]); s--) which[s] = which[s - 1];
+        which[s] = e;
     }
+}
+
+const RouteMath route_math = {softmax_of, sigmoids_of, route_largest, dot_of};
+
+/* p (E) = softmax of a token's logits; returns log Σ e^logit. */
+static float softmax(const RouteInputs *in, int64_t n, float *p) {
+    return in->math->softmax(in->logits + n * in->a->n_experts, in->a->n_experts, p);
+}
+
+/* What a token's experts are chosen by: its logits, or what is made of them in `score`. */
+static const float *token_scores(const RouteInputs *in, int64_t n, float *score) {
+    const RouteAttributes *a = in->a;
+    int E = a->n_experts;
+    const float *logits = in->logits + n * E;
+    if (a->kind == ROUTER_NOISY_TOPK && draws(in) && in->noise) {
+        for (int e = 0; e < E; e++)
+            score[e] = logits[e] + route_normal(block_of(in, n, e)) * softplus(in->noise[n * E + e]);
+        return score;
+    }
+    if (a->kind != ROUTER_BALANCE_FREE) return logits;
+    if (a->gate == GATE_SIGMOID) in->math->sigmoids(logits, E, score);
+    else softmax(in, n, score);
+    for (int e = 0; e < E; e++) score[e] += in->bias[e];
+    return score;
 }
 
 /* How gates follow from what they weigh: by a softmax over the wishes, over all experts, or by sigmoids. */
@@ -93,16 +109,17 @@ static GateRule gate_rule(const RouteAttributes *a) {
     return a->n_chosen > 1 ? OVER_WISHES : OVER_ALL;
 }
 
-/* The gate of each of a token's wishes. score: (E) what they were chosen by, and scratch. */
-static void gates_of(const RouteInputs *in, int64_t n, float *score, const int *wish, float *gate) {
+/* The gate of each of a token's wishes, which were chosen by `score`. scratch: (E). */
+static void gates_of(const RouteInputs *in, int64_t n, const float *score, const int *wish, float *gate,
+                     float *scratch) {
     const RouteAttributes *a = in->a;
     int K = a->n_chosen;
     const float *logits = in->logits + n * a->n_experts;
     GateRule rule = gate_rule(a);
     const float *weighed = a->kind == ROUTER_NOISY_TOPK ? score : logits;
     if (rule == OVER_ALL) {
-        softmax(in, n, score);
-        gate[0] = score[wish[0]];
+        softmax(in, n, scratch);
+        gate[0] = scratch[wish[0]];
         return;
     }
     float maximum = weighed[wish[0]], sum = 0.0f;
@@ -114,27 +131,26 @@ static void gates_of(const RouteInputs *in, int64_t n, float *score, const int *
     for (int s = 0; s < K; s++) gate[s] /= sum;
 }
 
-/* A token's wishes, and the gate of each. score: (E) of scratch. */
-static void wishes_of(const RouteInputs *in, int64_t n, float *score, int *wish, float *gate) {
-    token_scores(in, n, score);
-    largest(score, in->a->n_experts, in->a->n_chosen, wish);
-    gates_of(in, n, score, wish, gate);
+/* A token's wishes, and the gate of each. scratch: (E). */
+static void wishes_of(const RouteInputs *in, int64_t n, float *scratch, int *wish, float *gate) {
+    const float *score = token_scores(in, n, scratch);
+    in->math->largest(score, in->a->n_experts, in->a->n_chosen, wish);
+    gates_of(in, n, score, wish, gate, scratch);
 }
 
 /* The same, where it is known what came of the wishes: all of them, in most tokens. */
-static void wishes_again(const RouteInputs *in, int64_t n, const int32_t *choice, float *score, int *wish,
+static void wishes_again(const RouteInputs *in, int64_t n, const int32_t *choice, float *scratch, int *wish,
                          float *gate) {
-    bool all_came_true = true;
+    bool all_came_true = true, is_noisy = in->a->kind == ROUTER_NOISY_TOPK;
     for (int s = 0; s < in->a->n_chosen; s++) {
         wish[s] = choice[s];
         all_came_true &= choice[s] >= 0;
     }
     if (!all_came_true) {
-        wishes_of(in, n, score, wish, gate);
+        wishes_of(in, n, scratch, wish, gate);
         return;
     }
-    if (in->a->kind == ROUTER_NOISY_TOPK) token_scores(in, n, score);
-    gates_of(in, n, score, wish, gate);
+    gates_of(in, n, is_noisy ? token_scores(in, n, scratch) : NULL, wish, gate, scratch);
 }
 
 /* GShard's second wish is given up by chance, more often where its gate is small. */
@@ -149,8 +165,12 @@ void route_token(const RouteInputs *in, int64_t n, float *gates, int32_t *choice
     int wish[ROUTE_MAX_CHOSEN] = {0};
     bool is_there = n < in->n_there, by_expert = a->kind == ROUTER_EXPERT_CHOICE;
     int S = route_n_slots(a);
-    if (is_there && by_expert) softmax(in, n, gates);
-    else if (is_there) wishes_of(in, n, score, wish, gates);
+    if (is_there && by_expert) {
+        softmax(in, n, score);
+        memcpy(gates, score, (size_t)S * sizeof *gates);
+    } else if (is_there) {
+        wishes_of(in, n, score, wish, gates);
+    }
     for (int s = 0; s < S; s++) {
         bool is_kept = is_there && !by_expert && !is_given_up(in, n, s, gates[s]);
         choice[s] = is_kept ? wish[s] : -1;
@@ -203,7 +223,7 @@ void route_take(const RouteInputs *in, int64_t group, int expert, float *gates, 
 
 void route_shares(const RouteInputs *in, int64_t group, const int32_t *choice, float *shares) {
     const RouteAttributes *a = in->a;
-    float score[ROUTE_MAX_EXPERTS];
+    float scratch[ROUTE_MAX_EXPERTS];
     int wish[ROUTE_MAX_CHOSEN] = {0}, E = a->n_experts, K = a->n_chosen;
     bool is_known = !a->capacity && a->kind != ROUTER_GSHARD; /* every wish came true */
     for (int e = 0; e < E; e++) shares[e] = a->kind == ROUTER_EXPERT_CHOICE ? 1.0f / (float)E : 0.0f;
@@ -211,17 +231,15 @@ void route_shares(const RouteInputs *in, int64_t group, const int32_t *choice, f
     for (int64_t n = group * in->T; n < (group + 1) * in->T; n++) {
         for (int s = 0; s < K && is_known; s++) shares[choice[n * K + s]] += 1.0f;
         if (is_known) continue;
-        token_scores(in, n, score);
-        largest(score, E, K, wish);
+        in->math->largest(token_scores(in, n, scratch), E, K, wish);
         for (int s = 0; s < K; s++) shares[wish[s]] += 1.0f;
     }
     for (int e = 0; e < E; e++) shares[e] /= (float)(in->T * K);
 }
 
 /* dlogits (E) of what p, the softmax over all experts, weighs: by dp (E), which it takes the place of. */
-static void softmax_backward(int E, const float *p, float *dp) {
-    float dot = 0.0f;
-    for (int e = 0; e < E; e++) dot += p[e] * dp[e];
+static void softmax_backward(const RouteMath *math, int E, const float *p, float *dp) {
+    float dot = math->dot(p, dp, E);
     for (int e = 0; e < E; e++) dp[e] = p[e] * (dp[e] - dot);
 }
 
@@ -237,7 +255,7 @@ static void gates_backward(const RouteInputs *in, int64_t n, const float *dgates
         for (int s = 0; s < S; s++)
             if (choice[s] >= 0) dlogits[choice[s]] = dgates[s];
         softmax(in, n, score);
-        softmax_backward(E, score, dlogits);
+        softmax_backward(in->math, E, score, dlogits);
         return;
     }
     wishes_again(in, n, choice, score, wish, gate);
@@ -270,7 +288,7 @@ void route_token_backward(const RouteInputs *in, int64_t n, const float *dgates,
     if (balance == 0.0f && z == 0.0f) return;
     float p[ROUTE_MAX_EXPERTS], mean = 0.0f;
     float log_sum = softmax(in, n, p);
-    for (int e = 0; shares && e < E; e++) mean += shares[e] * p[e];
+    if (shares) mean = in->math->dot(shares, p, E);
     for (int e = 0; e < E; e++) {
         float share = shares ? shares[e] : 0.0f;
         dlogits[e] += p[e] * (balance * (share - mean) + 2.0f * z * log_sum);
@@ -298,7 +316,7 @@ void route_count_group(const RouteInputs *in, int64_t group, const int32_t *choi
     const RouteAttributes *a = in->a;
     int E = a->n_experts, S = route_n_slots(a);
     float p[ROUTE_MAX_EXPERTS];
-    double *counts = sums + E, balance = 0.0;
+    double *counts = sums + E, mean[ROUTE_MAX_EXPERTS] = {0}, entropy[ROUTE_MAX_EXPERTS] = {0};
     for (int i = 0; i < E + N_ROUTE_COUNTS; i++) sums[i] = 0.0;
     if (group * in->T >= in->n_there) return;
     route_shares(in, group, choice, shares);
@@ -307,13 +325,16 @@ void route_count_group(const RouteInputs *in, int64_t group, const int32_t *choi
         const float *logits = in->logits + n * E;
         for (int s = 0; s < S; s++)
             if (choice[n * S + s] >= 0) sums[choice[n * S + s]] += 1.0;
-        for (int e = 0; e < E; e++) { /* -log p = log_sum - logit */
-            counts[ROUTE_ENTROPY] += p[e] > 0.0f ? (double)(p[e] * (log_sum - logits[e])) : 0.0;
-            balance += (double)shares[e] * (double)p[e];
+        for (int e = 0; e < E; e++) { /* expert by expert, which vectors do; -log p = log_sum - logit */
+            mean[e] += (double)p[e];
+            entropy[e] += p[e] > 0.0f ? (double)(p[e] * (log_sum - logits[e])) : 0.0;
         }
         counts[ROUTE_DROPPED] += n_dropped(in, n, choice);
         counts[ROUTE_Z] += (double)log_sum * (double)log_sum;
     }
+    for (int e = 0; e < E; e++) {
+        counts[ROUTE_ENTROPY] += entropy[e];
+        counts[ROUTE_BALANCE] += (double)shares[e] * mean[e] * (double)E / (double)in->T;
+    }
     counts[ROUTE_TOKENS] = (double)in->T;
-    counts[ROUTE_BALANCE] = balance * (double)E / (double)in->T;
 }

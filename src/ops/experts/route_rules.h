@@ -5,9 +5,22 @@
 
 #include "ops/experts/experts.h"
 
+/* The arithmetic over all experts of a token; a backend may bring its own. p, of a softmax that returns log Σ
+ * e^x, and y have room for ROUTE_MAX_EXPERTS numbers; behind those of E anything may be written. `largest`
+ * are the first n, the largest first, of equal ones the first; what is no number is below all others. */
+typedef struct {
+    float (*softmax)(const float *x, int E, float *p);
+    void (*sigmoids)(const float *x, int E, float *y);
+    void (*largest)(const float *score, int E, int n, int *which);
+    float (*dot)(const float *a, const float *b, int E);
+} RouteMath;
+extern const RouteMath route_math;
+void route_largest(const float *score, int E, int n, int *which);
+
 /* The inputs of route, its backward and its report. */
 typedef struct {
     const RouteAttributes *a;
+    const RouteMath *math;
     const float *logits, *noise, *bias; /* (N,E), [(N,E)], [(E)] */
     const int32_t *random;              /* or NULL */
     int64_t n_tokens, T, n_there;       /* N; of a group; tokens of the groups that are there */

@@ -20,8 +20,17 @@
 #define PGPT_PARALLEL_COMPRESS_COMPRESSED_SYNC_H
 
 #include "ops/compress/compress.h"
+#include "ops/compress/local_step.h"
 #include "parallel/compress/lowrank_sync.h"
 #include "parallel/sync/gradient_sync.h"
+
+/* Of local steps (--compress 0/1-adam:16): what a rank has beside Adam's state. {0}: there are none. */
+typedef struct {
+    Tensor *numbers;  /* (N_LOCAL) written by the host before each step */
+    Tensor *buffer;   /* (n_flat) the sum of its steps since ranks last agreed */
+    Tensor *common;   /* (n_flat) the weights that they agreed on; NULL: the master weights */
+    Tensor *momentum; /* (n_flat) where the optimizer's state is in slices; NULL: in it */
+} LocalSync;
 
 typedef struct {
     GradientSync *sync;
@@ -37,6 +46,7 @@ typedef struct {
     int64_t *kept_first;                /* (n_units+1) where those of each unit begin */
     Tensor *variance;                   /* (n_flat) of all slices, likewise */
     Tensor *master;                     /* (n_flat) master weights, likewise; NULL: there are none */
+    LocalSync local;                    /* of Adam's that takes steps between messages */
     LowRankSync lowrank;                /* of gradients in low rank, which have no owners; {0}: of none */
 } CompressedSync;
 
@@ -78,6 +88,11 @@ typedef struct {
      * there is to decide before the first update. The gradient is gone by then. */
     void (*record_learning)(void *context, Graph *graph, const MomentumChange *change);
     void (*record_decision)(void *context, Graph *graph);
+    /* Of local steps: the weights that are computed with, flat; and record a step of this rank's own, of
+     * elements from `first` on, or one that joins it with the others (ops/compress/local_step.h). */
+    Tensor *weights;
+    void (*record_local)(void *context, Graph *graph, int64_t first, const LocalTensors *tensors,
+                         const LocalAttributes *attributes, bool joins);
     void *context;
 } CompressedMomentum;
 
@@ -88,5 +103,11 @@ bool compressed_sync_is_sliced(const CompressedSync *compressed);
  * update, unit by unit. Where the optimizer's state is in slices, every rank has the momentum as words, and
  * variance and master weights whole. */
 void compressed_sync_momentum(CompressedSync *compressed, Graph *graph, const CompressedMomentum *momentum);
+
+/* Where compressed->local is there, in the place of the last: nodes of REGIME_LOCAL are a step of this rank
+ * alone, those of REGIME_COMPRESSED one behind which all ranks have the same momentum and weights. */
+void compressed_sync_local(CompressedSync *compressed, Graph *graph, const CompressedMomentum *momentum);
+
+LocalSync compressed_local_plan(const CompressedSync *compressed, Graph *graph); /* of compressed_sync_plan */
 
 #endif

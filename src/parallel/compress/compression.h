@@ -18,6 +18,7 @@ typedef enum {
     COMPRESS_ONEBIT_ADAM,
     COMPRESS_ZEROONE_ADAM,
     COMPRESS_ONEBIT_LAMB,
+    COMPRESS_TOPK_ADAM,
     COMPRESS_TOPK,
     COMPRESS_INT8,
     COMPRESS_F16,
@@ -31,13 +32,17 @@ extern const char *const compress_across_names[]; /* NULL-terminated */
 
 typedef struct {
     int kind;             /* CompressKind */
-    double share;         /* of COMPRESS_TOPK */
+    double share;         /* of COMPRESS_TOPK and COMPRESS_TOPK_ADAM */
     int rank;             /* of COMPRESS_POWERSGD: columns that matrices are sent by */
     int64_t n_warmup;     /* exact steps before the first compressed one */
     bool is_auto;         /* the run finds them itself, until when they are COMPRESS_UNDECIDED: */
     int64_t n_interval;   /* steps between two looks at the variance, */
     int64_t n_before;     /* of which the first is no earlier than behind so many steps */
     bool is_across_hosts; /* exact within a host */
+    /* Of COMPRESS_ZEROONE_ADAM: the most steps from one message to the next (0 or 1: each step has one), and
+     * the highest learning rate, by which a step's tells how many they are. */
+    int n_local;
+    double highest_rate;
 } Compression;
 
 /* What --compress says; {0} for "none". The warm-up is left to the caller. */
@@ -49,6 +54,8 @@ const char *compression_name(const Compression *compression, char *text, size_t 
 const char *compression_example(CompressKind kind);
 
 #define COMPRESS_UNDECIDED INT64_MAX
+
+enum { COMPRESS_MOST_LOCAL = 16 };
 
 /* How much of itself a variance is left with, or has been, between two looks at it that find it steady. */
 #define COMPRESS_STEADY 0.96
@@ -64,6 +71,11 @@ static inline bool compression_looks(const Compression *compression, int64_t ind
            (index + 1) % compression->n_interval == 0 && index >= compression->n_before;
 }
 
+/* May there be steps in which ranks send nothing? */
+static inline bool compression_is_local(const Compression *compression) {
+    return compression->n_local > 1;
+}
+
 /* LAMB, which is Adam with a step by the tensor? */
 static inline bool compression_is_lamb(const Compression *compression) {
     return compression->kind == COMPRESS_ONEBIT_LAMB;
@@ -72,7 +84,7 @@ static inline bool compression_is_lamb(const Compression *compression) {
 /* Is it the momentum that is compressed, with a frozen variance? */
 static inline bool compression_is_adam(const Compression *compression) {
     return compression->kind == COMPRESS_ONEBIT_ADAM || compression->kind == COMPRESS_ZEROONE_ADAM ||
-           compression_is_lamb(compression);
+           compression->kind == COMPRESS_TOPK_ADAM || compression_is_lamb(compression);
 }
 
 /* Do ranks with a part of a matrix less to say of it (ops/compress/lowrank.h)? Else numbers are packed. */
@@ -88,5 +100,13 @@ int64_t compression_default_warmup(const Compression *compression, int64_t n_ste
 
 /* Is step `index` (from 0) exact? */
 bool compression_is_exact(const Compression *compression, int64_t index);
+
+/* The steps from one message to the next at this learning rate: 1, and twice as many each time that the rate
+ * has halved, up to n_local; so that between two messages ranks never go farther apart than in a step at the
+ * highest rate. */
+int compression_interval(const Compression *compression, double rate);
+
+/* Do the ranks agree behind step `index`, whatever else may want them to? Before an exact step they do. */
+bool compression_joins(const Compression *compression, int64_t index, double rate);
 
 #endif

@@ -12,8 +12,8 @@ const OptionSpec offload_option_specs[] = {
     OPTION_STRING(
         "offload", OffloadOptions, what, "", "WHAT[:host|:file=DIR],...",
         "keep part of the training state out of the device's memory: optimizer (moments and "
-        "master weights), gradients and weights (host only), activations (of blocks, between forward and backward); in the host's memory or in "
-        "a file in a folder (default: host). The same bits, at the speed of the bus or the disk. auto (or "
+        "master weights), gradients (their sums), weights, activations (of blocks, between forward and backward); "
+        "in the host's memory or in a file in a folder (default: host). The same bits, at the speed of the bus or the disk. auto (or "
         "auto:file=DIR): as little as fits",
         .flags = OPTION_MAY_BE_EMPTY),
     OPTION_FLOAT("offload-share", OffloadOptions, share, 0.0, 0.0, 1.0,
@@ -84,13 +84,6 @@ Status offload_parse(const OffloadOptions *options, Offload *offload, Error *err
     }
     bool names_some = false;
     for (int i = 0; i < N_OFFLOADED; i++) names_some |= offload->to[i] != OFFLOAD_NOWHERE;
-    for (int i = OFFLOAD_GRADIENTS; i <= OFFLOAD_WEIGHTS; i++) {
-        if (offload->to[i] == OFFLOAD_FILE)
-            return error_user(error,
-                              "--offload %s:file is not there: they are needed in every micro-batch; give "
-                              "%s:host",
-                              names[i], names[i]);
-    }
     if (offload->automatic && (names_some || options->share > 0.0))
         return error_user(error, "--offload auto chooses what and how much; leave out the rest");
     return STATUS_OK;

@@ -36,6 +36,8 @@ OffloadArrays offload_arrays_find(Graph *graph, Place away) {
         const Node *node = graph->node[i];
         for (int k = 0; node->op->update && k < node->n_outputs; k++)
             if (offload_is_state(node->output[k])) add_array(&arrays, tensor_root(node->output[k]));
+        for (int k = 0; node->op->update && k < node->n_inputs; k++) /* a gradient that is late */
+            if (offload_is_state(node->input[k])) add_array(&arrays, tensor_root(node->input[k]));
     }
     for (int i = 0; i < graph->n_nodes; i++) {
         const Node *node = graph->node[i];

@@ -37,9 +37,11 @@ static bool touches(const Node *node, const Piece *piece) {
 /* The numbers of an update that all elements share come from the host, before the step: nothing scales its
  * gradient. */
 static bool is_free(const Graph *graph, int n_nodes, const Node *update) {
-    if (update->section != SECTION_UPDATE || update->regimes || update->op->update != UPDATE_OF_ELEMENTS)
+    bool is_late = update->regimes == REGIME_LATE; /* its gradient and factor are of the step before */
+    if (update->section != SECTION_UPDATE || (update->regimes && !is_late) ||
+        update->op->update != UPDATE_OF_ELEMENTS)
         return false;
-    for (int k = 1; k < update->n_inputs; k++)
+    for (int k = 1; k < update->n_inputs && !is_late; k++)
         if (update->input[k] && tensor_root(update->input[k])->place != PLACE_INPUT) return false;
     for (int i = 0; i < n_nodes; i++)
         if (graph->node[i]->chunk > 0 || graph->node[i]->section == SECTION_WEIGHT) return false;

@@ -16,14 +16,19 @@
  * as its gradient is there (offload_ready.h), and the moves hide behind the rest of the backward.
  *
  * Clipping that does not wait (optim/optimizer.h) keeps the state as it was in copies: these get homes of the
- * same kind. */
+ * same kind.
+ *
+ * Weights and gradients in a file come and go likewise, in slots that begin where in a page they do; into a
+ * device by way of the host's memory. */
 #include "parallel/offload/offload.h"
 
 #include "graph/plan.h"
 #include "ops/move.h"
 #include "ops/ops.h"
 #include "ops/update/update.h"
+#include "parallel/offload/offload_files.h"
 #include "parallel/offload/offload_homes.h"
+#include "parallel/offload/offload_messages.h"
 #include "parallel/offload/offload_ready.h"
 
 #include <stdlib.h>
@@ -34,7 +39,8 @@ enum {
     STREAM_SLOTS = 12, /* on a device: it is ahead by what it computes between two turns */
     STREAM_PARTS = 16, /* but no more than this part of all pieces */
     COPY_SLOTS = NODE_MAX_INPUTS + NODE_MAX_OUTPUTS, /* behind the slots of an update's tensors */
-    SLOT_KINDS = COPY_SLOTS + OFFLOAD_MOST_ARRAYS,
+    FILE_COPY_SLOT = COPY_SLOTS + OFFLOAD_MOST_ARRAYS,
+    SLOT_KINDS,
     GRAIN = 64, /* elements: pieces begin at multiples of this */
 };
 
@@ -51,9 +57,14 @@ typedef struct {
     Tensor *input[NODE_MAX_INPUTS], *output[NODE_MAX_OUTPUTS]; /* where the kernel finds them */
     const Node *came[NODE_MAX_INPUTS + NODE_MAX_OUTPUTS];      /* moves to be waited for */
     int n_came;
-    const Node *up[NODE_MAX_OUTPUTS]; /* and moves of new weights */
+    const Node *up[NODE_MAX_OUTPUTS]; /* and moves of new weights; */
     int n_up;
+    const Node *written[NODE_MAX_OUTPUTS]; /* to a file: their slots are free behind these */
+    int n_written;
 } Turn;
+
+/* Where slots are. */
+enum { AT_HOST, ON_DEVICE, N_SIDES };
 
 /* Of a section. */
 typedef struct {
@@ -65,12 +76,13 @@ typedef struct {
     Graph *graph;
     const Offload *offload;
     bool has_own_memory;
+    bool moves_state; /* of the optimizer; otherwise only what lies in files */
     OffloadArrays arrays;
     Node *const *node; /* of the graph as it was */
     int at;            /* and which of them is looked at */
     Turns turns[N_SECTIONS];
-    Tensor *slot[STREAM_SLOTS][SLOT_KINDS]
-                [N_DTYPES]; /* by the tensor's place in the node; of copies, the array */
+    /* By the tensor's place in the node; of copies, the array. */
+    Tensor *slot[N_SIDES][STREAM_SLOTS][SLOT_KINDS][N_DTYPES];
     int n_slots;
     bool hides;   /* a turn is taken in the backward */
     bool streams; /* slots are the device's */
@@ -89,12 +101,17 @@ static bool is_flat_output(const Node *node, int k) {
     return node->output[k] && !(node->op->update_shared_outputs >> k & 1);
 }
 
-static bool is_offloaded(const Node *node) {
+/* State that is away, or a part of it. */
+static bool is_state(const Pass *pass, const Tensor *tensor) {
+    return pass->moves_state && offload_is_state(tensor);
+}
+
+static bool is_offloaded(const Pass *pass, const Node *node) {
     if (!node->op->update) return false;
     for (int k = 0; k < node->n_inputs; k++)
-        if (offload_is_state(node->input[k])) return true;
+        if (is_state(pass, node->input[k]) || offload_is_in_file(node->input[k])) return true;
     for (int k = 0; k < node->n_outputs; k++)
-        if (offload_is_state(node->output[k])) return true;
+        if (is_state(pass, node->output[k]) || offload_is_in_file(node->output[k])) return true;
     return false;
 }
 
@@ -113,17 +130,17 @@ static int64_t piece_elements(const Pass *pass, const Node *node) {
 
 /* Does a piece go through the device? */
 static bool can_stream(const Pass *pass) {
-    return pass->has_own_memory && pass->offload->to[OFFLOAD_OPTIMIZER] == OFFLOAD_HOST &&
-           !pass->offload->host_updates;
+    bool is_near = !pass->moves_state || pass->offload->to[OFFLOAD_OPTIMIZER] == OFFLOAD_HOST;
+    return pass->has_own_memory && is_near && !pass->offload->host_updates;
 }
 
 static void make_homes(Pass *pass, const Turn *turn) {
     const Node *node = turn->node;
     for (int k = 0; k < node->n_inputs; k++)
-        if (offload_is_state(node->input[k]))
+        if (is_state(pass, node->input[k]))
             offload_make_home(&pass->arrays, node->input[k], turn->first, turn->n, turn->stays);
     for (int k = 0; k < node->n_outputs; k++)
-        if (offload_is_state(node->output[k]))
+        if (is_state(pass, node->output[k]))
             offload_make_home(&pass->arrays, node->output[k], turn->first, turn->n, turn->stays);
 }
 
@@ -137,10 +154,10 @@ static void add_turn(Pass *pass, Turns *turns, int number, int64_t first, int64_
                  .ready = -1,
                  .stays = stays};
     turn.streams = !stays && can_stream(pass);
-    if (!stays && (turn.streams || !pass->has_own_memory))
+    if (!stays && (turn.streams || !pass->has_own_memory || node->regimes == REGIME_LATE))
         turn.ready = offload_ready(pass->graph, pass->graph->n_nodes, number, first, n);
     pass->streams |= turn.streams;
-    if (!stays && n > pass->slot_elements) pass->slot_elements = n;
+    if (n > pass->slot_elements && (!stays || offload_touches_file(node))) pass->slot_elements = n;
     pass->hides |= turn.ready >= 0;
     turns->turn[turns->n++] = turn;
     make_homes(pass, &turn);
@@ -152,7 +169,9 @@ static void cut_update(Pass *pass, Turns *turns, int number) {
     int64_t n_stay = (int64_t)((double)count * pass->offload->share) / grain * grain;
     if (node->op->update != UPDATE_OF_ELEMENTS) n_stay = pass->offload->share >= 1.0 ? count : 0;
     if (pass->offload->share >= 1.0) n_stay = count;
-    if (n_stay) add_turn(pass, turns, number, 0, n_stay, true);
+    int64_t most = offload_touches_file(node) ? piece : n_stay; /* what is in a file comes in pieces */
+    for (int64_t first = 0; first < n_stay; first += most)
+        add_turn(pass, turns, number, first, n_stay - first < most ? n_stay - first : most, true);
     for (int64_t first = n_stay; first < count; first += piece)
         add_turn(pass, turns, number, first, count - first < piece ? count - first : piece, false);
 }
@@ -161,8 +180,8 @@ static int count_turns(const Pass *pass, Section section) {
     int n = 0;
     for (int i = 0; i < pass->graph->n_nodes; i++) {
         const Node *node = pass->graph->node[i];
-        if (node->section == section && is_offloaded(node))
-            n += (int)(update_n_elements(node) / piece_elements(pass, node)) + 2;
+        if (node->section == section && is_offloaded(pass, node))
+            n += (int)(update_n_elements(node) / piece_elements(pass, node)) + 3;
     }
     return n;
 }
@@ -179,21 +198,26 @@ static void find_turns(Pass *pass, Section section) {
     Turns *turns = &pass->turns[section];
     turns->turn = ARENA_ARRAY(&pass->graph->arena, Turn, count_turns(pass, section) + 1);
     for (int i = 0; i < graph->n_nodes; i++)
-        if (graph->node[i]->section == section && is_offloaded(graph->node[i])) cut_update(pass, turns, i);
+        if (graph->node[i]->section == section && is_offloaded(pass, graph->node[i]))
+            cut_update(pass, turns, i);
     qsort(turns->turn, (size_t)turns->n, sizeof *turns->turn, by_time);
 }
 
 /* ---- what a turn needs, and when it may be sent for */
 
-/* A slot of this turn for n elements as the tensor's; at: its place among the inputs, then the outputs. */
-static Tensor *slot_for(Pass *pass, int turn, int at, const Tensor *tensor, int64_t n) {
-    Tensor **slot = &pass->slot[turn % pass->n_slots][at][tensor->dtype];
-    Place place = pass->streams ? PLACE_STATE : PLACE_HOST;
+/* A slot of this turn for n elements as the tensor's, on a side; at: its place among the inputs, then the
+ * outputs. */
+static Tensor *slot_for(Pass *pass, int side, int turn, int at, const Tensor *tensor, int64_t n) {
+    Tensor **slot = &pass->slot[side][turn % pass->n_slots][at][tensor->dtype];
+    int64_t size = (int64_t)dtype_info(tensor->dtype)->n_bytes;
+    int64_t skip = offload_is_in_file(tensor)
+                       ? offload_page_skip(tensor_root((Tensor *)tensor), tensor_root_element(tensor))
+                       : 0;
     if (!*slot)
-        *slot =
-            graph_tensor(pass->graph, place, tensor->dtype, SHAPE(offload_units(tensor, pass->slot_elements)),
-                         "%s (slot %d)", tensor->name, turn % pass->n_slots);
-    return graph_view(pass->graph, *slot, SHAPE(offload_units(tensor, n)), 0, (*slot)->name);
+        *slot = graph_tensor(pass->graph, side == ON_DEVICE ? PLACE_STATE : PLACE_HOST, tensor->dtype,
+                             SHAPE(offload_units(tensor, pass->slot_elements) + PLAN_PAGE / size),
+                             "%s (slot %d)", tensor->name, turn % pass->n_slots);
+    return graph_view(pass->graph, *slot, SHAPE(offload_units(tensor, n)), skip, (*slot)->name);
 }
 
 static Tensor *part_of(Pass *pass, const Turn *turn, Tensor *tensor) {
@@ -205,6 +229,11 @@ static Tensor *part_of(Pass *pass, const Turn *turn, Tensor *tensor) {
 /* Is the piece made by the host beside a device? */
 static bool is_away(const Pass *pass, const Turn *turn) {
     return pass->has_own_memory && !turn->stays && !turn->streams;
+}
+
+/* Where its kernel runs. */
+static int side_of(const Pass *pass, const Turn *turn) {
+    return pass->has_own_memory && !is_away(pass, turn) ? ON_DEVICE : AT_HOST;
 }
 
 static Place place_of(const Tensor *tensor) {
@@ -229,9 +258,9 @@ static bool overlap(const Tensor *a, const Tensor *b) {
 /* Is it as the turn wants it, wherever it lies? Not while a node between here and the turn's own still writes
  * it: of updates, pieces that have not had their turn. */
 static bool is_settled(const Pass *pass, const Turns *turns, const Turn *turn, const Tensor *tensor) {
-    for (int i = pass->at + 1; i < turn->index && !offload_is_state(tensor); i++) {
+    for (int i = pass->at + 1; i < turn->index && !is_state(pass, tensor); i++) {
         const Node *node = pass->node[i];
-        for (int k = 0; k < node->n_outputs && !is_offloaded(node); k++)
+        for (int k = 0; k < node->n_outputs && !is_offloaded(pass, node); k++)
             if (overlap(node->output[k], tensor)) return false;
     }
     for (const Turn *before = turns->turn; before < turn; before++) {
@@ -243,7 +272,13 @@ static bool is_settled(const Pass *pass, const Turns *turns, const Turn *turn, c
 
 /* The way to a slot; the other way is `take_back`'s. */
 static Tensor *bring(Pass *pass, int number, Turn *turn, int at, Tensor *from) {
-    Tensor *slot = slot_for(pass, number, at, from, turn->n);
+    int side = side_of(pass, turn);
+    Tensor *slot = slot_for(pass, side, number, at, from, turn->n);
+    if (side == ON_DEVICE && place_is_file(place_of(from))) {
+        Tensor *between = slot_for(pass, AT_HOST, number, at, from, turn->n);
+        op_fetch(pass->graph, from, between);
+        from = between;
+    }
     bool is_out = is_away(pass, turn) && !place_is_beside(place_of(from));
     turn->came[turn->n_came++] =
         is_out ? op_offload(pass->graph, from, slot) : op_fetch(pass->graph, from, slot);
@@ -252,8 +287,8 @@ static Tensor *bring(Pass *pass, int number, Turn *turn, int at, Tensor *from) {
 
 /* Where the turn's elements of a tensor are between steps. */
 static Tensor *lying(Pass *pass, const Turn *turn, Tensor *tensor) {
-    return offload_is_state(tensor) ? offload_home_of(&pass->arrays, tensor, turn->first)
-                                    : part_of(pass, turn, tensor);
+    return is_state(pass, tensor) ? offload_home_of(&pass->arrays, tensor, turn->first)
+                                  : part_of(pass, turn, tensor);
 }
 
 /* The copy is written and not read; but where a factor says that nothing changes, it goes back as it came. */
@@ -261,10 +296,16 @@ static bool is_only_written(const Node *node, int k) {
     return k == node->n_outputs - 1 && !(node->n_inputs > 2 && node->input[2]);
 }
 
+/* And is its slot free by then? That of an earlier section's turn may be on its way to a file. */
+static bool may_be_brought_last(const Pass *pass, int number, const Tensor *part) {
+    return number >= pass->n_slots || !offload_is_in_file(part);
+}
+
 /* Everything that the kernel needs is sent for, or, before its time, what may be. */
 static void begin_turn(Pass *pass, const Turns *turns, int number, bool is_time) {
     Turn *turn = &turns->turn[number];
     const Node *node = turn->node;
+    pass->graph->regimes = node->regimes;
     for (int k = 0; k < node->n_inputs; k++) {
         Tensor *input = node->input[k];
         if (!input || turn->input[k]) continue;
@@ -273,7 +314,7 @@ static void begin_turn(Pass *pass, const Turns *turns, int number, bool is_time)
             continue;
         }
         Tensor *from = lying(pass, turn, input);
-        if (is_in_reach(pass, turn, from, offload_is_state(input))) turn->input[k] = from;
+        if (is_in_reach(pass, turn, from, is_state(pass, input))) turn->input[k] = from;
         else if (is_time || is_settled(pass, turns, turn, input))
             turn->input[k] = bring(pass, number, turn, k, from);
     }
@@ -282,9 +323,10 @@ static void begin_turn(Pass *pass, const Turns *turns, int number, bool is_time)
         int at = NODE_MAX_INPUTS + k;
         if (!output || turn->output[k]) continue;
         Tensor *part = is_flat_output(node, k) ? lying(pass, turn, output) : output;
-        if (!is_flat_output(node, k) || is_in_reach(pass, turn, part, offload_is_state(output)))
+        if (!is_flat_output(node, k) || is_in_reach(pass, turn, part, is_state(pass, output)))
             turn->output[k] = part;
-        else if (is_only_written(node, k)) turn->output[k] = slot_for(pass, number, at, part, turn->n);
+        else if (is_only_written(node, k) && may_be_brought_last(pass, number, part))
+            turn->output[k] = slot_for(pass, side_of(pass, turn), number, at, part, turn->n);
         else if (is_time || is_settled(pass, turns, turn, output))
             turn->output[k] = bring(pass, number, turn, at, part);
     }
@@ -314,22 +356,39 @@ static const void *attributes_of(Pass *pass, const Turn *turn) {
 
 /* Slots that an earlier turn sends to the device from are free again. */
 static void free_slots(Pass *pass, const Turns *turns, int number) {
-    if (number < pass->n_slots || !is_away(pass, &turns->turn[number])) return;
+    if (number < pass->n_slots) return;
+    bool is_at_host = side_of(pass, &turns->turn[number]) == AT_HOST;
     const Turn *before = &turns->turn[number - pass->n_slots];
-    for (int i = 0; i < before->n_up; i++) op_move_wait(pass->graph, before->up[i], true);
+    for (int i = 0; i < before->n_up && is_away(pass, &turns->turn[number]); i++)
+        op_move_wait(pass->graph, before->up[i], true);
+    for (int i = 0; i < before->n_written; i++) op_move_wait(pass->graph, before->written[i], is_at_host);
+}
+
+/* A slot's new numbers to their place in a file. */
+static void take_to_file(Pass *pass, int number, Turn *turn, int k, Tensor *to) {
+    Tensor *from = turn->output[k];
+    if (side_of(pass, turn) == ON_DEVICE) {
+        Tensor *between = slot_for(pass, AT_HOST, number, NODE_MAX_INPUTS + k, to, turn->n);
+        turn->written[turn->n_written++] = op_offload(pass->graph, from, between);
+        op_offload(pass->graph, between, to);
+    } else turn->written[turn->n_written++] = op_offload(pass->graph, from, to);
 }
 
 /* New state to its home, new weights to where they are read. */
-static void take_back(Pass *pass, Turn *turn) {
+static void take_back(Pass *pass, int number, Turn *turn) {
     const Node *node = turn->node;
     for (int k = 0; k < node->n_outputs; k++) {
         if (!node->output[k] || !is_flat_output(node, k)) continue;
         Tensor *to = lying(pass, turn, node->output[k]);
-        if (is_in_reach(pass, turn, to, offload_is_state(node->output[k]))) continue;
+        if (is_in_reach(pass, turn, to, is_state(pass, node->output[k]))) continue;
+        if (offload_is_in_file(to) && !is_state(pass, node->output[k])) {
+            take_to_file(pass, number, turn, k, to);
+            continue;
+        }
         bool is_out = place_is_beside(place_of(to));
         const Node *move = is_out ? op_offload(pass->graph, turn->output[k], to)
                                   : op_fetch(pass->graph, turn->output[k], to);
-        if (!offload_is_state(node->output[k])) turn->up[turn->n_up++] = move;
+        if (!is_state(pass, node->output[k])) turn->up[turn->n_up++] = move;
     }
 }
 
@@ -345,18 +404,21 @@ static void run_turn(Pass *pass, const Turns *turns, int number) {
     Graph *graph = pass->graph;
     Turn *turn = &turns->turn[number];
     const Node *node = turn->node;
+    int regimes = graph->regimes;
     begin_turn(pass, turns, number, true);
-    for (int i = 0; i < turn->n_came; i++) op_move_wait(graph, turn->came[i], !turn->streams);
+    bool is_at_host = side_of(pass, turn) == AT_HOST;
+    for (int i = 0; i < turn->n_came; i++) op_move_wait(graph, turn->came[i], is_at_host);
     free_slots(pass, turns, number);
     Node *update = graph_record(graph, node->op, attributes_of(pass, turn), node->attributes_bytes,
                                 node->n_inputs, turn->input, node->n_outputs, turn->output);
     memcpy(update->write, node->write, sizeof update->write);
     update->is_on_host = is_away(pass, turn);
     update->phase = node->phase;
-    take_back(pass, turn);
+    take_back(pass, number, turn);
     turn->was_run = true;
     int ahead = number + pass->n_slots - 1;
     if (ahead < turns->n) begin_turn(pass, turns, ahead, false);
+    graph->regimes = regimes;
 }
 
 /* Numbers that all turns of a section read where the host takes some: learning rate, factor of the
@@ -377,7 +439,9 @@ static void bring_small(Pass *pass, const Turns *turns, const Node *node) {
 }
 
 static void begin_turns(Pass *pass, const Turns *turns) {
+    int regimes = pass->graph->regimes;
     for (int i = 0; i < pass->n_slots - 1 && i < turns->n; i++) begin_turn(pass, turns, i, false);
+    pass->graph->regimes = regimes;
 }
 
 /* In the place of an update. */
@@ -403,7 +467,8 @@ static void run_ready(Pass *pass, int number) {
 /* ---- copies of the state */
 
 static Tensor *copy_slot(Pass *pass, int number, int array, const Tensor *piece) {
-    Tensor *slot = slot_for(pass, number, COPY_SLOTS + array, piece, 0);
+    int side = pass->streams ? ON_DEVICE : AT_HOST;
+    Tensor *slot = slot_for(pass, side, number, COPY_SLOTS + array, piece, 0);
     return graph_view(pass->graph, tensor_root(slot), SHAPE(tensor_count(piece)), 0, slot->name);
 }
 
@@ -434,6 +499,46 @@ static bool is_copy_of_array(const Pass *pass, const Node *node) {
            offload_array_of(&pass->arrays, node->output[0]) >= 0;
 }
 
+/* A gradient is kept for a later update: numbers of the step become state. They are there until the section
+ * ends. */
+static bool is_copy_to_array(const Pass *pass, const Node *node) {
+    return node->op == &OP_COPY && offload_array_of(&pass->arrays, node->input[0]) < 0 &&
+           offload_array_of(&pass->arrays, tensor_root(node->output[0])) >= 0;
+}
+
+static const Node *keep_piece(Pass *pass, int number, int array, Tensor *from, Tensor *home) {
+    Graph *graph = pass->graph;
+    if (!place_is_beside(home->place)) {
+        op_copy_into(graph, from, home, WRITE_FRESH);
+        return NULL;
+    }
+    Tensor *to = place_is_file(home->place) ? copy_slot(pass, number, array, home) : home;
+    const Node *move = op_offload(graph, from, to);
+    if (to != home) op_offload(graph, to, home);
+    return move;
+}
+
+static void keep_pieces(Pass *pass, const Node *node) {
+    Graph *graph = pass->graph;
+    int number = offload_array_of(&pass->arrays, tensor_root(node->output[0])), n_moves = 0;
+    const OffloadArray *to = &pass->arrays.array[number];
+    const Node **move = ARENA_ARRAY(&graph->arena, const Node *, to->n_homes + 1);
+    int64_t first = tensor_root_element(node->output[0]), end = first + tensor_count(node->output[0]);
+    int64_t size = (int64_t)dtype_info(to->root->dtype)->n_bytes;
+    graph_check(
+        graph, !offload_is_in_file(node->input[0]),
+        "--delayed-update keeps a second gradient beside that in a file; give gradients:host, or leave "
+        "out gradients");
+    for (int i = 0; i < to->n_homes; i++) {
+        int64_t at = (int64_t)to->homes[i].first_byte / size, n = tensor_count(to->homes[i].home);
+        if (at < first || at + n > end) continue;
+        Tensor *from = graph_view(graph, node->input[0], SHAPE(n), at - first, node->input[0]->name);
+        move[n_moves] = keep_piece(pass, i, number, from, to->homes[i].home);
+        n_moves += move[n_moves] != NULL;
+    }
+    for (int i = 0; i < n_moves; i++) op_move_wait(graph, move[i], false);
+}
+
 /* ---- the pass */
 
 /* Nodes from `first` on are of the last micro-batch: before it the gradient is not whole. */
@@ -441,8 +546,18 @@ static void mark_last_only(const Graph *graph, int first) {
     for (int i = first; i < graph->n_nodes; i++) graph->node[i]->is_last_only = true;
 }
 
+/* Before the first node of the backward. */
+static void hide_turns(Pass *pass) {
+    const Turns *turns = &pass->turns[SECTION_UPDATE];
+    int regimes = pass->graph->regimes;
+    pass->graph->regimes = turns->turn[0].node->regimes;
+    bring_small(pass, turns, turns->turn[0].node);
+    begin_turns(pass, turns);
+    pass->graph->regimes = regimes;
+}
+
 /* All nodes anew, with turns in the place of updates, or as early as they may be. */
-static void make_nodes(Pass *pass) {
+static void make_nodes(Pass *pass, OffloadFiles *files) {
     Graph *graph = pass->graph;
     int n_nodes = graph->n_nodes;
     Node *const *nodes = arena_copy(&graph->arena, graph->node, (size_t)n_nodes * sizeof *nodes);
@@ -455,7 +570,8 @@ static void make_nodes(Pass *pass) {
         graph->section = node->section;
         graph->chunk = node->chunk;
         graph->block = node->block;
-        if (is_offloaded(node)) {
+        graph->regimes = node->regimes;
+        if (is_offloaded(pass, node)) {
             run_turns(pass, node);
             continue;
         }
@@ -463,9 +579,16 @@ static void make_nodes(Pass *pass) {
             copy_pieces(pass, node);
             continue;
         }
+        if (is_copy_to_array(pass, node)) {
+            keep_pieces(pass, node);
+            continue;
+        }
+        if (offload_files_take(files, node)) continue;
         int n_before = graph->n_nodes;
-        if (pass->hides && node->section == SECTION_BACKWARD && !has_begun)
-            begin_turns(pass, &pass->turns[SECTION_UPDATE]), has_begun = true;
+        if (pass->hides && node->section == SECTION_BACKWARD && !has_begun) {
+            hide_turns(pass);
+            has_begun = true;
+        }
         mark_last_only(graph, n_before);
         graph_append(graph, node);
         n_before = graph->n_nodes;
@@ -482,11 +605,11 @@ static bool check_updates(const Pass *pass) {
         const Node *node = graph->node[i];
         bool is_alone = node->op->update || node->op == &OP_COPY;
         for (int k = 0; k < node->n_inputs; k++)
-            graph_check(graph, is_alone || !offload_is_state(node->input[k]),
+            graph_check(graph, is_alone || !is_state(pass, node->input[k]),
                         "--offload optimizer has a piece of the state at a time, and %s needs more at once; "
                         "take another --optimizer, or leave out --offload",
                         node->op->name);
-        if (!is_offloaded(node)) continue;
+        if (!is_offloaded(pass, node)) continue;
         for (int k = 0; k < node->n_inputs; k++) {
             const Tensor *input = node->input[k];
             if (is_flat_input(node, k))
@@ -495,7 +618,7 @@ static bool check_updates(const Pass *pass) {
                             node->op->name);
         }
         bool has_sums = node->op->update_shared_outputs || (node->op->update_shared_inputs & ~UPDATE_NUMBERS);
-        graph_check(graph, !has_sums || !pass->has_own_memory || can_stream(pass),
+        graph_check(graph, !has_sums || !pass->has_own_memory || !pass->moves_state || can_stream(pass),
                     "--offload optimizer: %s sums up tensors, and the host's cores would add up in another "
                     "order than the device; give --offload optimizer:host and --offload-update device",
                     node->op->name);
@@ -518,23 +641,33 @@ static int slots_for(int n_turns) {
     return n < SLOTS ? SLOTS : n > STREAM_SLOTS ? STREAM_SLOTS : n;
 }
 
+static bool has_files(const Offload *offload) {
+    return offload->to[OFFLOAD_WEIGHTS] == OFFLOAD_FILE || offload->to[OFFLOAD_GRADIENTS] == OFFLOAD_FILE;
+}
+
+static bool find_state(Pass *pass) {
+    bool is_file = pass->offload->to[OFFLOAD_OPTIMIZER] == OFFLOAD_FILE;
+    if (!pass->moves_state) return true;
+    pass->arrays = offload_arrays_find(pass->graph, is_file ? PLACE_FILE : PLACE_HOST);
+    return graph_check(pass->graph, pass->arrays.n > 0,
+                       "--offload optimizer: this optimizer keeps nothing; leave it out");
+}
+
 void offload_update(Graph *graph, const Offload *offload, const BackendTraits *traits) {
-    if (!offload_has(offload, OFFLOAD_OPTIMIZER) || graph->error.status != STATUS_OK) return;
+    bool moves_state = offload_has(offload, OFFLOAD_OPTIMIZER);
+    if ((!moves_state && !has_files(offload)) || graph->error.status != STATUS_OK) return;
     Pass pass = {.graph = graph,
                  .offload = offload,
                  .n_slots = SLOTS,
+                 .moves_state = moves_state,
                  .has_own_memory = traits_has_own_memory(traits)};
     Section section_before = graph->section;
     int chunk_before = graph->chunk, block_before = graph->block;
-    Place away = offload->to[OFFLOAD_OPTIMIZER] == OFFLOAD_FILE ? PLACE_FILE : PLACE_HOST;
-    pass.arrays = offload_arrays_find(graph, away);
-    if (!graph_check(graph, pass.arrays.n > 0,
-                     "--offload optimizer: this optimizer keeps nothing; leave it out"))
-        return;
-    if (!check_updates(&pass)) return;
+    if (!find_state(&pass) || !check_updates(&pass)) return;
+    OffloadFiles files = offload_files_open(graph, offload, traits);
     for (int section = 0; section < N_SECTIONS; section++) find_turns(&pass, (Section)section);
     if (pass.streams) pass.n_slots = slots_for(pass.turns[SECTION_UPDATE].n);
-    make_nodes(&pass);
+    make_nodes(&pass, &files);
     check_rest(&pass);
     offload_fill_gaps(&pass.arrays, offload->share >= 1.0);
     offload_give_homes(&pass.arrays);

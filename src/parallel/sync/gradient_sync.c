@@ -57,7 +57,7 @@ static double error_ranks(const GradientSyncOptions *options) {
 }
 
 /* Beside the rest: this rank's error, and that of its slices; what Adam's update needs of others' slices. The
- * words of the momentum, a sixth of a byte, and columns of matrices in low rank are left out. */
+ * momentum's signs, a sixth of a byte, and columns of matrices in low rank are left out. */
 static void add_compression(const GradientSyncOptions *options, Precision precision, double *whole,
                             double *sharded) {
     enum { F32_BYTES = 4 };
@@ -68,6 +68,10 @@ static void add_compression(const GradientSyncOptions *options, Precision precis
     if (compression_is_lowrank(&options->compression)) return;
     if (is_adam || !is_sliced || error_ranks(options) > 1) *sharded += F32_BYTES;
     if (is_adam && is_sliced) *whole += precision.has_master ? 2 * F32_BYTES : F32_BYTES;
+    if (compression_is_local(&options->compression))
+        *whole += F32_BYTES * (1.0 + !precision.has_master + is_sliced);
+    Codec codec = compression_codec(&options->compression);
+    if (is_adam && is_sliced && codec.kind == CODEC_TOP) *whole += codec_bits(&codec) / 8.0;
     if (compression_is_lamb(&options->compression)) *(is_sliced ? sharded : whole) += F32_BYTES;
 }
 

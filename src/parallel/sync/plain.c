@@ -17,11 +17,27 @@
 
 enum { NOBODY = -1, TWO_CHUNKS = -2 };
 
+/* Nodes of the backward that write any of a root, from the last to the first: units are many, and most nodes
+ * write something else. */
+typedef struct {
+    int *node;
+    int n;
+} RootWriters;
+
+static RootWriters find_writers(const Graph *graph, const Tensor *root, Arena *arena) {
+    RootWriters writers = {.node = ARENA_ARRAY(arena, int, graph->n_nodes + 1)};
+    for (int i = graph->n_nodes - 1; i >= 0; i--)
+        if (node_writes_root(graph->node[i], root)) writers.node[writers.n++] = i;
+    return writers;
+}
+
 /* The node that completes elements first .. first + n - 1 of the root: of all that write any of them, the one
  * that runs last. */
-static int last_writer(const Graph *graph, const Tensor *root, int64_t first, int64_t n) {
+static int last_writer(const Graph *graph, const RootWriters *writers, const Tensor *root, int64_t first,
+                       int64_t n) {
     int last = NOBODY;
-    for (int i = graph->n_nodes - 1; i >= 0; i--) {
+    for (int w = 0; w < writers->n; w++) {
+        int i = writers->node[w];
         const Node *node = graph->node[i];
         for (int k = 0; k < node->n_outputs; k++) {
             if (!node->output[k] || tensor_root(node->output[k]) != root) continue;
@@ -82,13 +98,13 @@ void sync_sum_units(GradientSync *sync, Graph *graph, Tensor *gradient, bool sca
     if (graph->error.status != STATUS_OK || !graph->n_nodes) return;
     UnitSum *sums = ARENA_ARRAY(&graph->arena, UnitSum, partition->n_units + 1);
     Insertion insertion = insertion_begin(graph);
-    int n_backward = graph->n_nodes;
+    RootWriters writers = find_writers(graph, gradient, &graph->arena);
     for (int i = partition->n_units - 1; i >= 0; i--) { /* as the backward comes by */
         const PartitionUnit *unit = &partition->unit[i];
         sums[i].behind = NOBODY;
         if (i == sync->options->left_out - 1) continue;
-        sums[i].behind = last_writer(graph, gradient, unit->first, unit->n);
-        if (sums[i].behind < 0 || sums[i].behind >= n_backward) continue;
+        sums[i].behind = last_writer(graph, &writers, gradient, unit->first, unit->n);
+        if (sums[i].behind < 0) continue;
         Node *node = start_sum(sync, graph, gradient, i, scatter);
         if (!node) continue;
         node->is_last_only = true;

@@ -143,6 +143,7 @@ static Status begin_step(Loop *loop, Error *error) {
     Trainer *trainer = loop->trainer;
     BatchSource source = loop_batches(trainer);
     int64_t index = trainer->n_done + loop->n_under_way;
+    trainer->step.must_join = loop_is_due(loop, index + 1);
     TRY(observers_start(&loop->observers, index + 1, error));
     delay(trainer, index);
     TRY(train_step_begin(&trainer->step, &source, index, learning_rate_at(&loop->schedule, index), error));
@@ -194,7 +195,8 @@ static Status run_exact_step(Loop *loop, Error *error) {
     bool stops;
     TRY(loop_agree(loop, &stops, error));
     trainer_end(trainer);
-    if (loop->n_under_way) { /* not yet: one more has begun */
+    /* Not yet: one more has begun; or ranks have weights of their own, for a few steps more. */
+    if (loop->n_under_way || train_step_is_apart(&trainer->step)) {
         stops = false;
         loop->wanted = 0;
     }

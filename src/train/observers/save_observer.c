@@ -114,6 +114,7 @@ static Status save(SaveObserver *saves, bool is_last, Error *error) {
     TRY(trainer_gather_router_bias(trainer, &request.state.router_bias, &request.state.n_router_biases,
                                    error));
     TRY(trainer_say_compression(trainer, &request.state, error));
+    TRY(trainer_say_late(trainer, &request.state, error));
     trainer_begin(trainer, ACTIVITY_FILE, "checkpoint", trainer->n_done);
     if (is_last) saver_save_now(&trainer->saver, &request, error);
     else saver_save(&trainer->saver, &request, error);

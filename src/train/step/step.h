@@ -50,6 +50,7 @@ typedef struct {
     ContextStyle context; /* how ranks share a sequence, where they do (cp) */
     int64_t loss_chunk;   /* tokens whose logits are in memory at a time, 0 for as many as seem good */
     uint64_t seed;
+    int64_t n_steps;            /* of the run: its last step leaves no update to come; 0: nobody knows */
     GradientSyncOptions sync;   /* {0}: one process */
     Precision precision;        /* {0}: f32 */
     Offload offload;            /* {0}: everything is in the memory that kernels work on */
@@ -71,6 +72,13 @@ typedef struct {
     int64_t n_skipped; /* steps, since the run began */
 } LossScale;
 
+/* Of steps that ranks take apart (--compress 0/1-adam:16), since they last had the same weights: how far they
+ * went by Adam's momentum, and what weight decay has left; and whether they are apart now. */
+typedef struct {
+    double distance, keep;
+    bool is_apart;
+} LocalPhase;
+
 /* Of Adam with a frozen variance: how many updates the variance has had, which is what its bias is corrected
  * by; whether every rank has what it needs of the others' slices; and whether a compressed step has followed
  * the last exact one, in this process or before a resume. */
@@ -79,7 +87,14 @@ typedef struct {
     bool has_entered, is_frozen;
     int64_t index;        /* of the step that has begun */
     double variance_norm; /* corrected for its bias, when it was last looked at; 0: never */
+    LocalPhase local;
 } CompressedPhase;
+
+/* Of a run whose updates are a step late: is the last step's to come, and its learning rate. */
+typedef struct {
+    bool is_pending;
+    double rate;
+} LateUpdate;
 
 enum { STEP_MOST_BEGUN = 2 };
 
@@ -114,8 +129,11 @@ typedef struct {
     CompressedLamb lamb;       /* likewise, by 1-bit LAMB; */
     Tensor *variance_norm;     /* where it says when to compress, */
     CompressedPhase phase;     /* where it stands, */
-    int regimes;               /* and which nodes the step that has begun runs */
-    LossScale scale;           /* of value 1 where it is not needed */
+    LateUpdate late;
+    int regimes;     /* and which nodes the step that has begun runs */
+    bool must_join;  /* all ranks shall have the same weights behind the step that begins next: said by the
+                     * caller, on all ranks alike */
+    LossScale scale; /* of value 1 where it is not needed */
     int64_t n_unclipped; /* steps in a row whose gradient was short enough, and updates that were undone: */
     int64_t n_undone;    /* where they are checked later (loop/checked.h) */
     int64_t B;           /* sequences of a micro-batch on this rank: at most micro_batch */
@@ -210,6 +228,11 @@ Status train_step_routes(TrainStep *step, const double *summary, RouterReport *r
 /* What each router and expert counted in the last step, of all ranks (see RouterTensors.totals), while no
  * other has begun; NULL where there is none here. Good until the next call or step. */
 Status train_step_route_counts(TrainStep *step, const float **counts, Error *error);
+
+/* Have the ranks weights of their own behind the step that has ended? */
+static inline bool train_step_is_apart(const TrainStep *step) {
+    return step->phase.local.is_apart;
+}
 
 /* What was counted up to now; and the times of n_steps steps from one to the other, each the mean. */
 Status train_step_clock(TrainStep *step, StepClock *clock, Error *error);

@@ -203,7 +203,7 @@ static void record_frozen(TrainStep *step, const FlatTensors *tensors) {
     if (step->options.sync.compression.is_auto)
         step->variance_norm = optimizer_record_variance_norm(&step->optimizer, step->loss.parameters.table,
                                                              &step->compressed, graph);
-    graph->regimes = REGIME_COMPRESSED;
+    graph->regimes = REGIME_COMPRESSED | (step->compressed.local.buffer ? REGIME_LOCAL : 0);
     gradient_sync_pair(&step->sync, graph, tensors);
     optimizer_record_compressed(options, &step->optimizer, &step->loss.parameters, &step->compressed,
                                 &step->lamb, step->loss.scale, graph);
@@ -242,13 +242,6 @@ static void offload_step(const TrainStep *step, const BackendTraits *traits) {
     const StepOptions *options = &step->options;
     const Offload *offload = &options->offload;
     Graph *graph = step->graph;
-    graph_check(graph,
-                !offload_has(offload, OFFLOAD_GRADIENTS) || sync_n_ranks(&options->sync) == 1 ||
-                    step->sync.strategy->shards_gradients,
-                "--offload gradients: ranks that share a batch sum their gradients in the device's memory; "
-                "give --zero 2 or 3");
-    graph_check(graph, !offload_has(offload, OFFLOAD_WEIGHTS) || !step->sync.strategy->shards_weights,
-                "--offload weights and --zero 3 both leave a rank without whole weights; leave one out");
     graph_check(graph, !offload_has(offload, OFFLOAD_WEIGHTS) || !step_options_unflushed(options),
                 "--offload weights: a pipeline that is not flushed has several versions of them; choose "
                 "another --schedule");

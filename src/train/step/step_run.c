@@ -250,7 +250,8 @@ static Status run_actions(TrainStep *step, const BatchSource *source, int64_t in
  * for. */
 bool train_step_runs_ahead(const TrainStep *step) {
     return executor_sends(&step->executor) && !step->loss.scale && !step->options.pipeline &&
-           !step->optimizer.assumed && STEP_MOST_BEGUN * step->n_actions <= EXECUTOR_MAX_PENDING;
+           !step->optimizer.late && !step->optimizer.assumed &&
+           STEP_MOST_BEGUN * step->n_actions <= EXECUTOR_MAX_PENDING;
 }
 
 /* Results travel in places 0 to 3, or 4 to 7. */
@@ -310,24 +311,30 @@ Status train_step_route_counts(TrainStep *step, const float **counts, Error *err
     return executor_download(&step->executor, totals, step->route_counts, error);
 }
 
-static Status upload_scale(TrainStep *step, Error *error) {
-    const Tensor *scale = step->loss.scale;
-    float value = (float)step->scale.value;
-    for (int frame = 0; scale && frame < step->program.plan.chunk[scale->chunk].n_frames; frame++)
-        TRY(executor_upload_input(&step->executor, scale, frame, &value, error));
+/* To every frame: a part of the program may read it in any. */
+static Status upload_numbers(TrainStep *step, const Tensor *tensor, const float *numbers, Error *error) {
+    for (int frame = 0; tensor && frame < step->program.plan.chunk[tensor->chunk].n_frames; frame++)
+        TRY(executor_upload_input(&step->executor, tensor, frame, numbers, error));
     return STATUS_OK;
 }
 
+static Status upload_scale(TrainStep *step, Error *error) {
+    float value = (float)step->scale.value;
+    return upload_numbers(step, step->loss.scale, &value, error);
+}
+
 /* Which nodes step `index` runs. */
-static void begin_regime(TrainStep *step, int64_t index) {
+static void begin_regime(TrainStep *step, int64_t index, double rate) {
     if (!step->compressed.comm) return;
-    bool is_exact = compression_is_exact(&step->options.sync.compression, index);
+    const Compression *compression = &step->options.sync.compression;
+    bool is_exact = compression_is_exact(compression, index);
+    bool joins = step->must_join || compression_joins(compression, index, rate);
     CompressedPhase *phase = &step->phase;
     phase->index = index;
     if (is_exact) phase->has_entered = phase->is_frozen = false;
-    step->regimes = is_exact             ? REGIME_EXACT
-                    : phase->has_entered ? REGIME_COMPRESSED | REGIME_LATER
-                                         : REGIME_COMPRESSED | REGIME_ENTRY;
+    step->regimes = joins ? REGIME_COMPRESSED : REGIME_LOCAL;
+    step->regimes |= phase->has_entered ? REGIME_LATER : REGIME_ENTRY;
+    if (is_exact) step->regimes = REGIME_EXACT;
     if (!is_exact && !phase->is_frozen) step->regimes |= REGIME_FREEZE;
 }
 
@@ -342,11 +349,51 @@ static void freeze_correction(TrainStep *step, double rate, float *hyper) {
     hyper[HYPER_CORRECTION2] = then[HYPER_CORRECTION2];
 }
 
+/* How far the ranks have gone by themselves with this step. A rate of 0 still tells whose momentum counts. */
+static Status begin_local(TrainStep *step, double rate, const float *hyper, Error *error) {
+    const double least = 1e-20;
+    LocalPhase *local = &step->phase.local;
+    float numbers[N_LOCAL];
+    double distance = fmax(rate * (double)hyper[HYPER_CORRECTION1], least);
+    if (!step->compressed.local.numbers) return STATUS_OK;
+    if (!local->is_apart) *local = (LocalPhase){.keep = 1.0};
+    local->is_apart = step->regimes & REGIME_LOCAL;
+    local->distance += distance;
+    local->keep *= 1.0 - rate * step->optimizer_options.weight_decay;
+    numbers[LOCAL_STEP] = (float)distance;
+    numbers[LOCAL_KEEP] = (float)local->keep;
+    numbers[LOCAL_DISTANCE] = (float)local->distance;
+    numbers[LOCAL_PER_DISTANCE] = (float)(1.0 / local->distance);
+    numbers[LOCAL_ROOT] = (float)sqrt((double)hyper[HYPER_CORRECTION2]);
+    return executor_upload(&step->executor, step->compressed.local.numbers, numbers, error);
+}
+
 /* After a step that changed something, or one that was skipped: then what was gathered need not be good. */
 static void end_regime(TrainStep *step, bool was_skipped) {
     step->phase.n_variance_updates += step->regimes == REGIME_EXACT && !was_skipped;
-    step->phase.has_entered = (step->regimes & REGIME_COMPRESSED) && !was_skipped;
+    step->phase.has_entered = (step->regimes & (REGIME_COMPRESSED | REGIME_LOCAL)) && !was_skipped;
     step->phase.is_frozen |= step->phase.has_entered;
+}
+
+/* What update a step makes with the first numbers: its own, or the last one's that is late. */
+static void begin_update(TrainStep *step, int64_t index, double rate, float *hyper) {
+    bool is_late = step->optimizer.late && step->late.is_pending;
+    if (step->optimizer.late) step->regimes = is_late ? REGIME_LATE : 0;
+    optimizer_hyper(&step->optimizer_options, is_late ? step->late.rate : rate,
+                    index - is_late - step->scale.n_skipped, step->options.seed, hyper);
+    freeze_correction(step, rate, hyper);
+}
+
+/* The first steps of a run and its last one update at once. */
+static Status end_update(TrainStep *step, int64_t index, double rate, Error *error) {
+    float hyper[N_HYPER];
+    if (!step->optimizer.late) return STATUS_OK;
+    step->late = (LateUpdate){true, rate};
+    if (index >= step->optimizer_options.n_prompt && index + 1 != step->options.n_steps) return STATUS_OK;
+    step->late.is_pending = false;
+    optimizer_hyper(&step->optimizer_options, rate, index - step->scale.n_skipped, step->options.seed, hyper);
+    TRY(executor_upload(&step->executor, step->optimizer.hyper, hyper, error));
+    return executor_run(&step->executor, SECTION_REDO, MICRO_BATCH_ONLY, error);
 }
 
 Status train_step_begin(TrainStep *step, const BatchSource *source, int64_t index, double rate,
@@ -357,13 +404,14 @@ Status train_step_begin(TrainStep *step, const BatchSource *source, int64_t inde
     bool has_first = was_uploaded_ahead(step, source, index);
     /* Before the backward: an eager update reads it there. */
     float hyper[N_HYPER];
-    begin_regime(step, index);
-    optimizer_hyper(&step->optimizer_options, rate, index - step->scale.n_skipped, step->options.seed, hyper);
-    freeze_correction(step, rate, hyper);
-    TRY(executor_upload(executor, step->optimizer.hyper, hyper, error));
+    begin_regime(step, index, rate);
+    begin_update(step, index, rate, hyper);
+    TRY(upload_numbers(step, step->optimizer.hyper, hyper, error)); /* updates may stand in the backward */
+    TRY(begin_local(step, rate, hyper, error));
     TRY(upload_scale(step, error));
     TRY(run_actions(step, source, index, has_first, true, &was_abandoned, error));
     if (!was_abandoned) {
+        TRY(end_update(step, index, rate, error));
         TRY(send_results(step, error));
         TRY(upload_ahead(step, source, index + 1, error));
     }
@@ -387,6 +435,7 @@ Status train_step_end(TrainStep *step, StepResult *result, Error *error) {
         bool is_finite = isfinite(result->gradient_norm);
         result->was_skipped = step->loss.scale && !is_finite && step->scale.value > SMALLEST_SCALE;
         if (step->loss.scale) adapt_scale(&step->scale, is_finite);
+        if (result->was_skipped) step->late.is_pending = false;
     }
     end_regime(step, result->was_skipped);
     TRY(step_look_at_variance(step, result, error));

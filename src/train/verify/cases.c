@@ -285,9 +285,11 @@ static bool has_hosts(const VerifyChoice *choice, const VerifyCase *layout) {
     return is_right;
 }
 
-/* What --compress cannot go with; along cp one process has not the parts of a gradient that ranks have. */
-static bool can_compress(const VerifyCase *layout) {
+/* What --compress cannot go with; along cp one process has not the parts of a gradient that ranks have, and
+ * in 16 bits tp's parts of an activation are rounded before they are summed. */
+static bool can_compress(const VerifyChoice *choice, const VerifyCase *layout) {
     const int *size = layout->shape.size;
+    if (!choice->is_f32 && size[AXIS_TP] > 1) return false;
     bool is_unflushed = size[AXIS_PP] > 1 && schedule_info(layout->schedule)->is_asynchronous;
     return size[AXIS_CP] == 1 && size[AXIS_EP] == 1 && layout->zero < 3 && !is_unflushed &&
            !layout->checks_later;
@@ -295,7 +297,7 @@ static bool can_compress(const VerifyCase *layout) {
 
 static bool is_legal(const VerifyChoice *choice, const VerifyCase *layout) {
     const int *size = layout->shape.size;
-    if (choice->compresses && !can_compress(layout)) return false;
+    if (choice->compresses && !can_compress(choice, layout)) return false;
     if (choice->host_ranks && !has_hosts(choice, layout)) return false;
     ScheduleShape shape = {(int)layout->n_micro_batches, size[AXIS_PP], layout->n_chunks};
     Error none = {0};
@@ -306,7 +308,8 @@ static bool is_legal(const VerifyChoice *choice, const VerifyCase *layout) {
     if (!layout->n_micro_batches || size[AXIS_PP] * layout->n_chunks > layout->n_layers) return false;
     if (size[AXIS_PP] > 1 && schedule_check_shape(layout->schedule, &shape, &none) != STATUS_OK) return false;
     bool is_unflushed = size[AXIS_PP] > 1 && schedule_info(layout->schedule)->is_asynchronous;
-    if (is_unflushed && choice->scales_loss) return false;
+    if (is_unflushed && (choice->scales_loss || choice->is_flushed)) return false;
+    if (layout->checks_later && choice->waits) return false;
     if (is_unflushed && config->n_experts && config->router == ROUTER_BALANCE_FREE) return false;
     /* In 16 bits every sum of that style is rounded, and a router that is undecided turns. */
     if (config->n_experts && layout->style == TENSOR_ROW && !choice->is_f32) return false;

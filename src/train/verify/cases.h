@@ -59,6 +59,8 @@ typedef struct {
     bool has_algorithms, breaks, is_f32;
     bool scales_loss; /* f16: not without a flush */
     bool compresses;  /* only layouts that can */
+    bool is_flushed;  /* pipelines that are, alone: others have several versions of the weights */
+    bool waits;       /* for norms, before updates */
     int host_ranks;   /* and, between hosts of so many ranks; 0: between all */
 } VerifyChoice;
 

@@ -12,10 +12,10 @@
 #include <string.h>
 
 /* What a rank has, in the order of its flat array; not a number where it has none of an element. */
-enum { WEIGHTS, MOMENTUM, VARIANCE, ERRORS, OWNER_ERRORS, BASIS, FRESH, N_HELD, TAG = 7 };
+enum { WEIGHTS, MOMENTUM, VARIANCE, ERRORS, OWNER_ERRORS, BASIS, FRESH, STEPS, N_HELD, TAG = 7 };
 
-static const char *const names[N_HELD] = {"weights",       "momentum", "variance",      "error",
-                                          "owner's error", "basis",    "fresh variance"};
+static const char *const names[N_HELD] = {"weights",       "momentum", "variance",       "error",
+                                          "owner's error", "basis",    "fresh variance", "steps"};
 
 /* ---- what a rank has */
 
@@ -56,20 +56,25 @@ static Status take_held(TrainStep *step, float *held, Arena *arena, Error *error
                             : is_whole  ? compressed->master
                                         : optimizer->master;
     const ShardMap *own = &step->sync.moments;
+    /* A rank that is apart from the others has its own of everything. */
+    bool is_apart = train_step_is_apart(step), has_own = is_apart && compressed->local.momentum;
+    if (is_apart) weights = step->sync.held; /* of the master weights there are those of all ranks */
     const Tensor *const tensors[N_HELD] = {weights,
-                                           optimizer->moment[0],
+                                           has_own ? compressed->local.momentum : optimizer->moment[0],
                                            optimizer->moment[1],
                                            compressed->error,
                                            compressed->owner_error,
                                            basis,
-                                           has_fresh ? step->lamb.fresh : NULL};
-    const ShardMap *const maps[N_HELD] = {has_slices && !is_whole ? own : &whole,
-                                          own,
+                                           has_fresh ? step->lamb.fresh : NULL,
+                                           step->phase.has_entered ? compressed->local.buffer : NULL};
+    const ShardMap *const maps[N_HELD] = {has_slices && !is_whole && !is_apart ? own : &whole,
+                                          has_own ? &whole : own,
                                           own,
                                           &compressed->error_map,
                                           &compressed->owner_map,
                                           &some,
-                                          own};
+                                          own,
+                                          &whole};
     for (int i = 0; i < N_HELD; i++)
         TRY(take_array(step, tensors[i], maps[i], held + N_HELD * n, held + i * n, error));
     return STATUS_OK;
@@ -83,6 +88,10 @@ typedef struct {
     double *own, *whole;
 } Simulated;
 
+static double *of_rank(const CompressedModel *model, double *all, const int *at) {
+    return all + model->sender[at[AXIS_DP]] * model->n;
+}
+
 static Simulated simulated(CompressedModel *model, int rank, int what) {
     int at[N_AXES];
     mesh_coordinates(&model->layout->shape, rank, at);
@@ -91,6 +100,10 @@ static Simulated simulated(CompressedModel *model, int rank, int what) {
     if (what == ERRORS) array.own = part->error + model->sender[at[AXIS_DP]] * part->n;
     else if (what == BASIS) array.own = part->basis;
     else if (what == OWNER_ERRORS) array.own = part->owner;
+    else if (what == STEPS)
+        array.whole = model->own_steps ? of_rank(model, model->own_steps, at) : model->sum;
+    else if (model->is_apart && what == WEIGHTS) array.whole = of_rank(model, model->own_weights, at);
+    else if (model->is_apart && what == MOMENTUM) array.whole = of_rank(model, model->own_momentum, at);
     else if (what == FRESH) array.whole = model->fresh ? model->fresh : model->variance;
     else
         array.whole = what == WEIGHTS ? model->weights : what == MOMENTUM ? model->momentum : model->variance;

@@ -2,6 +2,7 @@
  * is simulated by itself, over a list of where its elements lie in the whole model. What several parts have
  * comes out alike in all of them. */
 #include "train/verify/compressed_lamb.h"
+#include "train/verify/compressed_local.h"
 
 #include "base/half.h"
 #include "base/system/memory.h"
@@ -11,16 +12,18 @@
 #include <math.h>
 #include <string.h>
 
+/* As far from a border as this, of the block's scale, a number is beyond rounding: of f32 sums; and where now
+ * and then an activation is the next 16-bit number. */
+#define NEAR         1e-4
+#define NEAR_IN_HALF 1e-2
+
 enum { BLOCK = 64, BUCKET_BYTES = 16384 /* as verify.c has them */ };
 
 /* ---- what words can say */
 
-/* As far from a border as this, of the block's scale, a number is beyond all rounding. */
-#define NEAR 1e-4
-
 /* Cuts x (n numbers) to what one block can say: values come back in `said`, the rest stays in x. True: one of
  * them was near a border. */
-static bool say_signs(double *x, const double *limit, int n, double *said) {
+static bool say_signs(double *x, const double *limit, int n, double near, double *said) {
     bool is_near = false;
     double squares = 0.0, n_free = 0.0;
     for (int i = 0; i < n; i++) {
@@ -31,12 +34,12 @@ static bool say_signs(double *x, const double *limit, int n, double *said) {
     double scale = n_free > 0.0 ? sqrt(squares / n_free) : 0.0;
     for (int i = 0; i < n; i++) {
         said[i] = x[i] < 0.0 ? -fmin(scale, limit[i]) : fmin(scale, limit[i]);
-        is_near |= limit[i] > 0.0 && fabs(x[i]) < NEAR * scale;
+        is_near |= limit[i] > 0.0 && fabs(x[i]) < near * scale;
     }
     return is_near;
 }
 
-static bool say_steps(const double *x, int n, bool in_half, double *said) {
+static bool say_steps(const double *x, int n, bool in_half, double near, double *said) {
     bool is_near = false;
     double most = 0.0;
     for (int i = 0; i < n; i++) most = fmax(most, fabs(x[i]));
@@ -45,12 +48,12 @@ static bool say_steps(const double *x, int n, bool in_half, double *said) {
         else if (in_half) said[i] = most * (double)half_f16_to_f32(half_f16_from_f32((float)(x[i] / most)));
         else said[i] = most / 127.0 * rint(x[i] / most * 127.0);
         double place = most > 0.0 ? x[i] / most * 127.0 : 0.0;
-        is_near |= !in_half && fabs(fabs(place - floor(place)) - 0.5) < 127.0 * NEAR;
+        is_near |= !in_half && fabs(fabs(place - floor(place)) - 0.5) < 127.0 * near;
     }
     return is_near || in_half; /* which have too many borders */
 }
 
-static bool say_largest(const double *x, int n, int n_kept, double *said) {
+static bool say_largest(const double *x, int n, int n_kept, double near, double *said) {
     double most = 0.0, least = INFINITY; /* that is not sent, and that is */
     for (int i = 0; i < n; i++) {
         int n_before = 0; /* numbers that are larger, or as large and earlier */
@@ -59,20 +62,24 @@ static bool say_largest(const double *x, int n, int n_kept, double *said) {
         if (n_before < n_kept) least = fmin(least, fabs(x[i]));
         else most = fmax(most, fabs(x[i]));
     }
-    return least - most < NEAR * least;
+    return least - most < near * least;
 }
 
 /* A slice, block by block. */
-static void say(const Compression *compression, double *x, const double *limit, int64_t n, double *said,
+static void say(const CompressedModel *model, double *x, const double *limit, int64_t n, double *said,
                 bool *is_near) {
-    bool is_top = compression->kind == COMPRESS_TOPK;
+    const Compression *compression = model->compression;
+    bool is_top = compression->kind == COMPRESS_TOPK || compression->kind == COMPRESS_TOPK_ADAM;
     int n_kept = (int)ceil(compression->share * BLOCK - 1e-9);
     for (int64_t first = 0; first < n; first += BLOCK) {
         int count = (int)(n - first < BLOCK ? n - first : BLOCK);
-        bool nears = compression_is_adam(compression)
-                         ? say_signs(x + first, limit + first, count, said + first)
-                     : is_top ? say_largest(x + first, count, n_kept, said + first)
-                              : say_steps(x + first, count, compression->kind == COMPRESS_F16, said + first);
+        for (int i = 0; i < count && is_top; i++)
+            x[first + i] = fmax(-limit[first + i], fmin(limit[first + i], x[first + i]));
+        bool nears = compression_is_adam(compression) && !is_top
+                         ? say_signs(x + first, limit + first, count, model->near, said + first)
+                     : is_top ? say_largest(x + first, count, n_kept, model->near, said + first)
+                              : say_steps(x + first, count, compression->kind == COMPRESS_F16, model->near,
+                                          said + first);
         for (int i = 0; i < count; i++) {
             x[first + i] -= said[first + i];
             is_near[first + i] |= nears;
@@ -96,8 +103,9 @@ static Betas betas_of(const CompressedModel *model) {
     return (Betas){options->adamw.beta1, options->adamw.beta2};
 }
 
-/* The bound of |m| over √v in Adam. */
+/* The bound of |m| over √v in Adam; of the largest there is none. */
 static double bound_of(const CompressedModel *model) {
+    if (model->compression->kind == COMPRESS_TOPK_ADAM) return INFINITY;
     Betas betas = betas_of(model);
     double ratio = betas.beta1 * betas.beta1 / betas.beta2;
     return (1.0 - betas.beta1) / sqrt((1.0 - betas.beta2) * (1.0 - ratio));
@@ -106,31 +114,34 @@ static double bound_of(const CompressedModel *model) {
 /* What ranks and owner make of one slice: elements first .. first + n - 1 of the part. */
 static void simulate_slice(CompressedModel *model, CompressedPart *part, int64_t first, int64_t n,
                            double factor) {
-    const Compression *compression = model->compression;
-    bool is_adam = compression_is_adam(compression);
+    bool is_adam = compression_is_adam(model->compression);
     double beta1 = betas_of(model).beta1;
     double *limit = model->slice_room, *said = limit + n, *mean = said + n;
     bool *is_near = part->is_near + first;
     memset(mean, 0, (size_t)n * sizeof *mean);
-    for (int64_t i = 0; i < n; i++)
-        limit[i] = bound_of(model) * sqrt(whole(part, model->variance, first + i));
+    for (int64_t i = 0; i < n; i++) {
+        double deviation = sqrt(whole(part, model->variance, first + i));
+        limit[i] = !is_adam ? INFINITY : deviation > 0.0 ? bound_of(model) * deviation : 0.0;
+    }
     for (int r = 0; r < model->n_senders; r++) {
         double *error = part->error + r * part->n + first;
         const double *gradient = model->gradient + r * model->n;
         for (int64_t i = 0; i < n; i++) {
             double g = whole(part, gradient, first + i) * factor;
-            if (is_adam)
+            if (model->own_steps)
+                error[i] += whole(part, model->own_steps + r * model->n, first + i) / model->distance;
+            else if (is_adam)
                 error[i] +=
                     beta1 * whole(part, model->momentum, first + i) + (1.0 - beta1) * model->n_senders * g;
             else error[i] += g;
         }
-        say(compression, error, limit, n, said, is_near);
+        say(model, error, limit, n, said, is_near);
         for (int64_t i = 0; i < n; i++) mean[i] += is_adam ? said[i] / model->n_senders : said[i];
     }
     /* With ZeRO the owner of a gradient's slice needs no words, but for the others of its host. */
     if (is_adam || model->layout->zero == 0 || model->n_senders < model->n_ranks) {
         for (int64_t i = 0; i < n; i++) part->owner[first + i] += mean[i];
-        say(compression, part->owner + first, limit, n, mean, is_near);
+        say(model, part->owner + first, limit, n, mean, is_near);
     }
     for (int64_t i = 0; i < n; i++)
         if (part->place[first + i] != COMPRESSED_PADDING) model->sum[part->place[first + i]] = mean[i];
@@ -151,6 +162,13 @@ static void simulate_part(CompressedModel *model, CompressedPart *part, double f
 
 /* ---- one step */
 
+static Status upload_weights(CompressedModel *model, int rank, Error *error) {
+    const double *weights =
+        model->is_apart ? model->own_weights + model->sender[rank] * model->n : model->weights;
+    for (int64_t i = 0; i < model->n; i++) model->room[i] = (float)weights[i];
+    return train_step_upload(&model->training.step, 0, model->n, model->room, error);
+}
+
 static Status take_gradients(CompressedModel *model, int64_t step, double *loss, Error *error) {
     TrainStep *training = &model->training.step;
     int64_t batch = model->options->setting.batch, n_ranks = model->n_ranks;
@@ -159,6 +177,7 @@ static Status take_gradients(CompressedModel *model, int64_t step, double *loss,
     memset(model->gradient, 0, (size_t)(model->n_senders * model->n) * sizeof *model->gradient);
     for (int64_t r = 0; r < n_ranks; r++) {
         double *gradient = model->gradient + model->sender[r] * model->n;
+        TRY(upload_weights(model, (int)r, error));
         int64_t first = batch / n_ranks * r + batch % n_ranks * r / n_ranks; /* as sync_share has it */
         int64_t end = batch / n_ranks * (r + 1) + batch % n_ranks * (r + 1) / n_ranks;
         StepRows rows = {first, end - first};
@@ -231,10 +250,12 @@ static void simulate_step(CompressedModel *model, int64_t index, double *norm) {
     } else {
         *norm = norm_of(model->gradient, n * model->n_senders);
         double factor = is_adam ? factor_of(*norm) : 1.0;
-        for (int p = 0; p < model->n_parts; p++) simulate_part(model, &model->part[p], factor);
+        if (model->own_steps) compressed_local_step(model, index, factor, bound_of(model));
+        for (int p = 0; p < model->n_parts && !model->is_apart; p++)
+            simulate_part(model, &model->part[p], factor);
     }
     if (is_exact(model, index)) *norm = norm_of(model->sum, n);
-    else {
+    else if (!model->is_apart) {
         if (model->before) memcpy(model->before, model->momentum, (size_t)n * sizeof *model->before);
         memcpy(model->momentum, model->sum, (size_t)n * sizeof *model->sum);
     }
@@ -246,6 +267,8 @@ void compressed_model_update(CompressedModel *model, int64_t index) {
         if (model->fresh) compressed_lamb_step_exactly(model, index + 1, factor);
         else step_exactly(model, index, factor);
     } else if (model->fresh) compressed_lamb_step(model, index + 1);
+    else if (model->is_apart) compressed_local_move(model);
+    else if (model->own_steps) compressed_local_join(model);
     else step_weights(model, index + 1, model->n_variance_updates);
 }
 
@@ -312,7 +335,8 @@ Status compressed_model_open(CompressedModel *model, const VerifyOptions *option
     *model = (CompressedModel){.options = options,
                                .layout = layout,
                                .compression = &options->compression,
-                               .n_ranks = layout->shape.size[AXIS_DP]};
+                               .n_ranks = layout->shape.size[AXIS_DP],
+                               .near = options->choice->is_f32 ? NEAR : NEAR_IN_HALF};
     Arena *arena = &model->arena;
     VerifyCase alone = {.n_micro_batches = 1, .n_chunks = 1};
     TRY(verify_training_open(&model->training, &options->setting, config, &alone, &(GradientSyncOptions){0},
@@ -331,6 +355,7 @@ Status compressed_model_open(CompressedModel *model, const VerifyOptions *option
     TRY(executor_download_f32(&step->executor, train_step_weights(step), 0, n, model->room, error));
     for (int64_t i = 0; i < n; i++) model->weights[i] = (double)model->room[i];
     if (compression_is_lamb(model->compression)) compressed_lamb_open(model);
+    if (compression_is_local(model->compression)) compressed_local_open(model);
     return build_parts(model, error);
 }
 
@@ -341,8 +366,6 @@ void compressed_model_close(CompressedModel *model) {
 
 Status compressed_model_step(CompressedModel *model, int64_t index, double *loss, double *norm,
                              Error *error) {
-    for (int64_t i = 0; i < model->n; i++) model->room[i] = (float)model->weights[i];
-    TRY(train_step_upload(&model->training.step, 0, model->n, model->room, error));
     for (int p = 0; p < model->n_parts; p++) {
         memset(model->part[p].is_near, 0, (size_t)model->part[p].n * sizeof(bool));
         memset(model->part[p].is_basis_near, 0, (size_t)model->part[p].n * sizeof(bool));

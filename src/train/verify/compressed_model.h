@@ -36,6 +36,7 @@ typedef struct {
     const Compression *compression;
     VerifyTraining training; /* of the whole model, without clipping */
     int n_ranks, n_parts;
+    double near;   /* to a border, of a block's scale: there rounding may decide what is sent */
     int n_senders; /* that have something of their own to say: ranks, or hosts whose ranks add up first */
     int *sender;   /* (n_ranks) */
     CompressedPart *part; /* (n_parts): those of tp of the first stage, then those of the next */
@@ -48,6 +49,12 @@ typedef struct {
     /* 1-bit LAMB (compressed_lamb.h): the variance that goes on, the momentum before the step; and of each
      * tensor the mean of its trust ratios, and the factor. NULL: it is not. */
     double *fresh, *before, *average, *factor;
+    /* Local steps (compressed_local.h): what each rank has by itself, (n_senders, n), where they are apart;
+     * its steps since they were not; how far they went, and what weight decay has left. NULL: there are
+     * none. */
+    double *own_weights, *own_momentum, *own_steps;
+    double distance, keep;
+    bool is_apart;
     Arena arena;
 } CompressedModel;
 

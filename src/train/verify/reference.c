@@ -4,6 +4,7 @@
 #include "base/system/timer.h"
 #include "parallel/mesh_hosts.h"
 #include "train/verify/delayed.h"
+#include "train/verify/late.h"
 
 #include <stdlib.h>
 
@@ -83,6 +84,7 @@ static Status train_serially(VerifyReference *reference, const VerifyOptions *op
 
 static Status train(VerifyReference *reference, const VerifyOptions *options, Error *error) {
     if (verify_is_compressed(options, &reference->layout)) return STATUS_OK; /* simulated beside it */
+    if (options->setting.n_prompt) return verify_train_late(reference, options, error);
     return is_delayed(&reference->layout)
                ? verify_train_delayed(reference, options, &reference->layout, error)
                : train_serially(reference, options, error);

@@ -44,6 +44,7 @@ static OptimizerOptions optimizer_options(const VerifySetting *setting, double c
     options.adamw.epsilon = options.lamb.epsilon = options.muon.epsilon = epsilon;
     options.clip = clip;
     options.moments = (int)setting->moments;
+    options.n_prompt = setting->n_prompt;
     return options;
 }
 
@@ -98,6 +99,7 @@ Status verify_training_open(VerifyTraining *training, const VerifySetting *setti
                         .tensor_chunks = layout->tensor_chunks,
                         .context = layout->context,
                         .seed = VERIFY_SEED,
+                        .n_steps = setting->n_steps,
                         .sync = *sync,
                         .pipeline = pipeline,
                         .part = &training->part,

@@ -17,6 +17,8 @@ typedef struct {
     OptimizerKind optimizer;
     Offload offload;
     MomentsKind moments;
+    int64_t n_prompt; /* steps after which updates are a step late; 0: none is */
+    int64_t n_steps;  /* in every layout */
 } VerifySetting;
 
 /* Of learning, in every step. */

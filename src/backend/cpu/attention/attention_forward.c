@@ -31,23 +31,6 @@ TileState tile_state(TileMemory *memory, int head_size) {
     return state;
 }
 
-/* The largest lane. */
-static inline float largest(vec v) {
-#if VEC_LANES == 16
-    __m256 w = _mm256_max_ps(_mm512_castps512_ps256((__m512)v),
-                             _mm256_castpd_ps(_mm512_extractf64x4_pd((__m512d)v, 1)));
-#elif VEC_LANES == 8
-    __m256 w = (__m256)v;
-#endif
-#if VEC_LANES >= 8
-    __m128 x = _mm_max_ps(_mm256_castps256_ps128(w), _mm256_extractf128_ps(w, 1));
-    x = _mm_max_ps(x, _mm_movehl_ps(x, x));
-    return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
-#else
-    return vec_max_lane(v);
-#endif
-}
-
 /* Scores of one strip to weights: 2^(score - maximum), and the bookkeeping that goes with a new maximum. Row
  * r sees the first `visible + r` of the tile's n_keys keys. */
 void tile_weights(const TileState *tile, int64_t first_row, int rows, int n_vecs, int64_t visible,
@@ -65,7 +48,7 @@ void tile_weights(const TileState *tile, int64_t first_row, int rows, int n_vecs
                 vec_store(row + v * VEC_LANES,
                           tile_mask(vec_load(row + v * VEC_LANES), seen - v * VEC_LANES));
         for (int v = 0; v < n_vecs; v++) top = vec_max(top, vec_load(row + v * VEC_LANES));
-        maximum[r] = largest(top);
+        maximum[r] = vec_max_lane(top);
     }
     for (int r = 0; r < rows; r++) old[r] -= maximum[r];
     for (int r = rows; r < TILE_ROWS + VEC_LANES; r++) old[r] = 0.0f;
@@ -184,7 +167,10 @@ void tile_begin(const TileQueries *queries, const TileState *tile, int64_t first
     const float factor = (float)(queries->scale * TILE_LOG2_E);
     for (int64_t row = 0; row < n_rows; row++) {
         const float *q = queries->q + (first_query + row) * queries->q_step;
-        for (int d = 0; d < size; d++) tile->q[row * size + d] = q[d] * factor;
+        int d = 0;
+        for (; d + VEC_LANES <= size; d += VEC_LANES)
+            vec_store(tile->q + row * size + d, vec_load(q + d) * vec_set(factor));
+        for (; d < size; d++) tile->q[row * size + d] = q[d] * factor;
         vec_store(tile->sum + row * VEC_LANES, vec_set(0.0f));
         tile->maximum[row] = -FLT_MAX; /* not -inf: then a score of -inf is still below it, and not a NaN */
     }

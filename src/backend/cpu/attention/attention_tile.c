@@ -10,6 +10,8 @@
  * multipliers are the limit, not the loads. */
 #include "backend/cpu/attention/attention_tile.h"
 
+#include "backend/cpu/transpose.h"
+
 #if VEC_LANES == 16
 #    define STRIP_VECS 4
 #else
@@ -120,10 +122,21 @@ static inline void transpose_quad(const float *from, int64_t from_step, float *t
     memcpy(to + 3 * TILE_KEYS, &r3, sizeof r3);
 }
 
+/* VEC_LANES rows of `size` floats to as many columns. */
+static void pack_square_columns(const float *rows, int64_t from_step, int size, float *to) {
+    int d = 0;
+    for (; d + VEC_LANES <= size; d += VEC_LANES)
+        vec_transpose(rows + d, from_step, to + (int64_t)d * TILE_KEYS, TILE_KEYS);
+    for (; d < size; d++)
+        for (int i = 0; i < VEC_LANES; i++) to[(int64_t)d * TILE_KEYS + i] = rows[i * from_step + d];
+}
+
 void tile_pack_columns(const float *from, int64_t from_step, int64_t n, int size, float *to) {
     for (int64_t first = 0; first < n; first += TILE_KEYS, to += (int64_t)size * TILE_KEYS) {
         int64_t columns = tile_min(TILE_KEYS, n - first), column = 0;
         const float *tile = from + first * from_step;
+        for (; column + VEC_LANES <= columns; column += VEC_LANES)
+            pack_square_columns(tile + column * from_step, from_step, size, to + column);
         for (; column + 4 <= columns; column += 4) {
             const float *rows = tile + column * from_step;
             int d = 0;

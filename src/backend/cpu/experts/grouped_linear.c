@@ -93,8 +93,14 @@ static int64_t n_together(const SortedExpert *sorted, int64_t n_experts, int64_t
     return n;
 }
 
-/* The kernel of one expert, by so many threads, in scratch of theirs. */
-typedef void (*ExpertKernel)(const KernelCall *call, int64_t expert, void *scratch, int n_threads);
+/* The kernel of one expert, by so many threads, in scratch of theirs. `next` is the expert that comes behind
+ * it, as far as is known; -1: none. */
+typedef void (*ExpertKernel)(const KernelCall *call, int64_t expert, int64_t next, void *scratch,
+                             int n_threads);
+
+static int64_t expert_at(const SortedExpert *sorted, int64_t n_experts, int64_t i) {
+    return i < n_experts ? sorted[i].expert : -1;
+}
 
 static void for_experts(const KernelCall *call, const ExpertWork *work, ExpertKernel kernel) {
     SortedExpert sorted[ROUTE_MAX_EXPERTS];
@@ -102,11 +108,12 @@ static void for_experts(const KernelCall *call, const ExpertWork *work, ExpertKe
         sorted[e] = (SortedExpert){(int32_t)rows_of(work, e), (int32_t)e};
     if (call->n_threads > 1) qsort(sorted, (size_t)work->n_experts, sizeof *sorted, by_rows);
     int64_t first = n_together(sorted, work->n_experts, work->offsets[work->n_experts], call->n_threads);
-    for (int64_t i = 0; i < first; i++) kernel(call, sorted[i].expert, call->scratch, call->n_threads);
+    for (int64_t i = 0; i < first; i++)
+        kernel(call, sorted[i].expert, expert_at(sorted, first, i + 1), call->scratch, call->n_threads);
     if (first == work->n_experts) return;
 #pragma omp parallel for schedule(dynamic) num_threads(call->n_threads)
     for (int64_t i = first; i < work->n_experts; i++)
-        kernel(call, sorted[i].expert,
+        kernel(call, sorted[i].expert, expert_at(sorted, work->n_experts, i + call->n_threads),
                (char *)call->scratch + work->small_bytes * (size_t)omp_get_thread_num(), 1);
 }
 
@@ -136,7 +143,7 @@ size_t cpu_grouped_linear_scratch(const Node *node, int n_threads) {
                        n_threads);
 }
 
-static void forward_expert(const KernelCall *call, int64_t e, void *scratch, int n_threads) {
+static void forward_expert(const KernelCall *call, int64_t e, int64_t next, void *scratch, int n_threads) {
     const LinearAttributes *a = call->node->attributes;
     const float *x = call->in[0], *weight = call->in[1], *bias = call->in[2];
     const int32_t *offsets = call->in[3];
@@ -150,6 +157,11 @@ static void forward_expert(const KernelCall *call, int64_t e, void *scratch, int
     gemm.b = weight + e * gemm.n * gemm.k;
     gemm.c = y + first * gemm.n;
     gemm.epilogue = &epilogue;
+    if (next >= 0) {
+        gemm.next_a = x + offsets[next] * gemm.k;
+        gemm.next_b = weight + next * gemm.n * gemm.k;
+        gemm.next_rows = offsets[next + 1] - offsets[next];
+    }
     gemm_run(&gemm, scratch, n_threads);
 }
 
@@ -197,7 +209,7 @@ static float *input_made(const KernelCall *call) {
     return (float *)(void *)((char *)call->scratch + input_gemm_scratch(call->node, call->n_threads));
 }
 
-static void input_expert(const KernelCall *call, int64_t e, void *scratch, int n_threads) {
+static void input_expert(const KernelCall *call, int64_t e, int64_t next, void *scratch, int n_threads) {
     const float *dy = call->in[0], *weight = call->in[1];
     const int32_t *offsets = call->in[2];
     int64_t first = offsets[e];
@@ -206,6 +218,11 @@ static void input_expert(const KernelCall *call, int64_t e, void *scratch, int n
     gemm.a = dy + first * gemm.k;
     gemm.b = weight + e * gemm.k * gemm.n;
     gemm.c = input_made(call) + first * gemm.n;
+    if (next >= 0) {
+        gemm.next_a = dy + offsets[next] * gemm.k;
+        gemm.next_b = weight + next * gemm.k * gemm.n;
+        gemm.next_rows = offsets[next + 1] - offsets[next];
+    }
     gemm_run(&gemm, scratch, n_threads);
 }
 
@@ -244,7 +261,7 @@ size_t cpu_grouped_weight_gradient_scratch(const Node *node, int n_threads) {
                        weight_small(node, n_threads), n_threads);
 }
 
-static void weight_expert(const KernelCall *call, int64_t e, void *scratch, int n_threads) {
+static void weight_expert(const KernelCall *call, int64_t e, int64_t next, void *scratch, int n_threads) {
     const float *dy = call->in[0], *x = call->in[1];
     const int32_t *offsets = call->in[2];
     float *dweight = call->out[0], *dbias = call->out[1];
@@ -256,6 +273,11 @@ static void weight_expert(const KernelCall *call, int64_t e, void *scratch, int 
     if (dbias) reduce_columns(gemm.a, gemm.k, gemm.m, dbias + e * gemm.m, call->add[1], scratch, n_threads);
     if (!dweight) return;
     gemm.c = dweight + e * gemm.m * gemm.n;
+    if (next >= 0) {
+        gemm.next_a = dy + offsets[next] * gemm.m;
+        gemm.next_b = x + offsets[next] * gemm.n;
+        gemm.next_rows = offsets[next + 1] - offsets[next];
+    }
     gemm_run(&gemm, scratch, n_threads);
 }
 

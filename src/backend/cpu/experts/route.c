@@ -1,6 +1,7 @@
 /* The router: its GEMMs by gemm.h, and what it does with each token shared out to threads. A token, a group
  * or an expert of a group is one thread's, and a report adds up groups in their order: so the bits do not
  * depend on how many threads there are. */
+#include "backend/cpu/experts/route_lanes.h"
 #include "backend/cpu/gemm/gemm.h"
 #include "backend/cpu/kernels.h"
 #include "ops/experts/route_rules.h"
@@ -77,8 +78,10 @@ size_t cpu_router_weight_gradient_scratch(const Node *node, int n_threads) {
 
 static RouteInputs inputs_of(const KernelCall *call, int first, int random) {
     const Node *node = call->node;
-    return route_inputs(node->attributes, shape_rows(node->input[first]->shape), call->in[first],
-                        call->in[first + 1], call->in[first + 2], call->in[random]);
+    RouteInputs in = route_inputs(node->attributes, shape_rows(node->input[first]->shape), call->in[first],
+                                  call->in[first + 1], call->in[first + 2], call->in[random]);
+    in.math = &cpu_route_math;
+    return in;
 }
 
 /* A logit is about as much work as ten elements of something simple. */

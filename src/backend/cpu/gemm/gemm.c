@@ -6,7 +6,8 @@
  * its own, small enough for the second-level cache, and lets the stationary strips pass by. So each operand
  * is packed once, the large one by those who use it, threads meet only once, and a big weight matrix flows
  * from memory in the background: while a block is being multiplied, the lines of the next are being fetched,
- * a few per tile.
+ * a few per tile. Where the other operand is but a few strips, and rows lie near each other, packing would
+ * cost what it saves: the kernel then reads the operand as it lies (leave_apart), in the same order.
  *
  * Sums over k are cut into blocks of at most K_BLOCK, always in the same places, and added up in order by
  * whoever has the task: the bits of C depend on neither the number of threads nor their luck. Sums between
@@ -39,12 +40,23 @@ static int omp_get_num_threads(void) {
 #define STATIONARY_MAX   8192      /* rows or columns packed at a time */
 #define STATIONARY_BYTES (2 << 20) /* blocks of k packed at a time may take this much, or one block if more */
 #define SHARE_THRESHOLD  400000    /* multiply-adds below which a second thread costs more than it brings */
-#define PIECE_K          32        /* rows of k, or */
-#define PIECE_STRIPS     2         /* strips, that a thread packs at a time */
-#define ALIGNMENT        64
+/* An operand is not packed for so few strips of the other: of A by rows, also for a k below VEC_LANES, of A
+ * by k, and of B; if it is so near: floats from row to row, since rows may share sets of the first level, and
+ * of a block of k, a quarter of the second. */
+#define APART_BY_ROW  3
+#define APART_SHORT   16
+#define APART_BY_K    8
+#define APART_COLUMNS 16
+#define APART_STRIDE  512
+#define APART_FLOATS  (1 << 16)
+#define FETCH_LINES   8  /* of the next GEMM that are asked for in a step of VEC_LANES terms, at most */
+#define PIECE_K       32 /* rows of k, or */
+#define PIECE_STRIPS  2  /* strips, that a thread packs at a time */
+#define ALIGNMENT     64
 
 typedef struct {
-    bool rows_move; /* rows of A move, B is stationary; or the other way round */
+    bool rows_move;        /* rows of A move, B is stationary; or the other way round */
+    bool a_apart, b_apart; /* not packed */
     int64_t k_block, n_k_blocks, k_blocks_per_pass;
     int64_t n_stationary, n_moving; /* strips */
     int64_t stationary_per_pass;    /* strips */
@@ -65,6 +77,24 @@ static int64_t max_int64(int64_t a, int64_t b) {
 static size_t packed_bytes(int64_t width, int64_t depth) {
     size_t bytes = (size_t)width * (size_t)depth * sizeof(float);
     return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+}
+
+/* What is packed is used once for each strip of the other operand. For a few of them packing does not pay,
+ * where what lies apart stays in the caches; nor does filling up a short k. Rows of A that end in half a pair
+ * are seen to (multiply_strips), other halves are packed. */
+static bool stays_near(int64_t n_rows, int64_t stride) {
+    return stride <= APART_STRIDE && n_rows * stride <= APART_FLOATS;
+}
+
+static void leave_apart(Plan *plan, const Gemm *gemm) {
+    const int64_t n_columns = gemm_column_strips(gemm->n), n_rows = gemm_row_strips(gemm->m);
+    if (gemm->transpose_a)
+        plan->a_apart = n_columns <= APART_BY_K && gemm->m % 2 == 0 && stays_near(plan->k_block, gemm->lda);
+    else
+        plan->a_apart = n_columns <= (gemm->k < VEC_LANES ? APART_SHORT : APART_BY_ROW) &&
+                        stays_near(GEMM_ROWS, gemm->lda);
+    plan->b_apart = n_rows <= APART_COLUMNS && !gemm->transpose_b && gemm->n % VEC_LANES == 0 &&
+                    (plan->a_apart || gemm->transpose_a) && stays_near(plan->k_block, gemm->ldb);
 }
 
 static Plan make_plan(const Gemm *gemm, int n_threads) {
@@ -91,6 +121,7 @@ static Plan make_plan(const Gemm *gemm, int n_threads) {
     plan.n_tasks = gemm_min(rounds * n_threads, plan.n_moving);
     int64_t widest = gemm_ceil_div(plan.n_moving, plan.n_tasks);
     plan.moving_bytes = packed_bytes(widest * moving_strip, plan.k_block);
+    leave_apart(&plan, gemm);
     return plan;
 }
 
@@ -156,29 +187,55 @@ static GemmPart block_part(const GemmRun *run, int64_t first, int64_t last, int6
     return (GemmPart){first, last, k_start, k_end, k_start, k_end};
 }
 
-/* A strip: its rows (columns), those of them that exist, and its packed values. */
+/* A strip: its rows (columns), those of them that exist, and its packed values, or where it begins in
+ * memory. */
 typedef struct {
     int64_t start, size, existing;
-    const float *packed;
+    const float *values;
+    int64_t step; /* from one row to the next, or from one k */
+    bool is_apart;
 } Strip;
 
 static int64_t strip_start(const GemmRun *run, bool rows, int64_t strip) {
     return rows ? gemm_row_start(run->gemm->m, strip) : gemm_column_start(run->gemm->n, strip);
 }
 
-static Strip get_strip(const GemmRun *run, bool rows, int64_t index, int64_t origin, int64_t depth,
+static Strip get_strip(const GemmRun *run, bool rows, int64_t index, int64_t block, int64_t origin,
                        const float *packed) {
+    const Gemm *gemm = run->gemm;
+    const int64_t k = k_of_block(run, block);
     Strip strip = {.start = strip_start(run, rows, index)};
     strip.size = strip_start(run, rows, index + 1) - strip.start;
-    strip.existing = gemm_min(strip.size, (rows ? run->gemm->m : run->gemm->n) - strip.start);
-    strip.packed = packed + (strip.start - origin) * depth;
+    strip.existing = gemm_min(strip.size, (rows ? gemm->m : gemm->n) - strip.start);
+    if (rows ? run->plan.a_apart : run->plan.b_apart) {
+        const bool k_is_row = !rows || gemm->transpose_a;
+        strip.is_apart = true;
+        strip.step = rows ? gemm->lda : gemm->ldb;
+        strip.values = (rows ? gemm->a : gemm->b) +
+                       (k_is_row ? k * strip.step + strip.start : strip.start * strip.step + k);
+    } else {
+        strip.values = packed + (strip.start - origin) * depth_of_block(run, block);
+    }
     return strip;
+}
+
+typedef void MultiplyTile(bool a_by_k, int64_t rows, int64_t columns, const GemmTile *tile);
+
+/* The kernel for strips that lie so. */
+static MultiplyTile *set_strips(const GemmRun *run, const Strip *a, const Strip *b, int64_t block,
+                                GemmTile *tile) {
+    tile->a_step = a->is_apart ? a->step : a->size;
+    tile->b_step = b->is_apart ? b->step : b->size;
+    bool are_apart = run->plan.a_apart || run->plan.b_apart;
+    tile->depth =
+        are_apart ? k_of_block(run, block + 1) - k_of_block(run, block) : depth_of_block(run, block);
+    return are_apart ? gemm_tile_apart : gemm_tile;
 }
 
 /* One tile of C for one block of k. Its places in memory are asked for meanwhile, so that they are at hand
  * when it is done. Usually the kernel writes C itself; at the edges and before an activation it writes a
  * buffer. */
-static void multiply_tile(const GemmRun *run, const Strip *a, const Strip *b, int64_t depth, int64_t k_block,
+static void multiply_tile(const GemmRun *run, const Strip *a, const Strip *b, int64_t k_block,
                           GemmFetch *fetch) {
     const Gemm *gemm = run->gemm;
     const int64_t at = a->start * gemm->ldc + b->start, rows = a->existing, columns = b->existing;
@@ -186,7 +243,8 @@ static void multiply_tile(const GemmRun *run, const Strip *a, const Strip *b, in
     const float *addend = k_block ? run->partial : run->first_addend;
     const float *bias = k_block || !run->bias ? NULL : run->bias + b->start;
     float *to = last ? gemm->c : run->partial;
-    GemmTile tile = {.a = a->packed, .b = b->packed, .depth = depth, .bias = bias, .fetch = fetch};
+    GemmTile tile = {.a = a->values, .b = b->values, .bias = bias, .fetch = fetch};
+    MultiplyTile *multiply = set_strips(run, a, b, k_block, &tile);
     tile.touch_stride = gemm->ldc;
     tile.touch_rows = rows;
     tile.touch_columns = columns;
@@ -199,7 +257,7 @@ static void multiply_tile(const GemmRun *run, const Strip *a, const Strip *b, in
         tile.c = to + at;
         tile.stride = gemm->ldc;
         tile.addend = addend ? addend + at : NULL;
-        gemm_tile(gemm->transpose_a, a->size, b->size, &tile);
+        multiply(gemm->transpose_a, a->size, b->size, &tile);
         return;
     }
 
@@ -207,11 +265,30 @@ static void multiply_tile(const GemmRun *run, const Strip *a, const Strip *b, in
     if (bias && columns < b->size) tile.bias = memcpy(padded_bias, bias, (size_t)columns * sizeof(float));
     tile.c = values;
     tile.stride = b->size;
-    gemm_tile(gemm->transpose_a, a->size, b->size, &tile);
+    multiply(gemm->transpose_a, a->size, b->size, &tile);
     const Gemm destination = {.c = to, .ldc = gemm->ldc};
     const GemmEpilogue nothing = {0};
     gemm_finish(&destination, last ? &run->epilogue : &nothing, values, b->size, addend, a->start, b->start,
                 rows, columns);
+}
+
+/* A last strip that reaches one row past the matrix has a row of zeros when it is packed. Apart, its last row
+ * is multiplied by itself, as two that are the same. */
+static void multiply_strips(const GemmRun *run, const Strip *a, const Strip *b, int64_t k_block,
+                            GemmFetch *fetch) {
+    if (!a->is_apart || a->existing == a->size) {
+        multiply_tile(run, a, b, k_block, fetch);
+        return;
+    }
+    Strip even = *a, last = *a;
+    even.size = even.existing = a->existing - 1;
+    last.start += even.size;
+    last.values += even.size * a->step;
+    last.step = 0;
+    last.size = 2;
+    last.existing = 1;
+    if (even.size) multiply_tile(run, &even, b, k_block, fetch);
+    multiply_tile(run, &last, b, k_block, fetch);
 }
 
 /* The part of the moving operand that a thread will pack next, spread over the tiles it computes before
@@ -241,6 +318,19 @@ static GemmFetch fetch_packed(const float *packed, int64_t n_floats, int64_t n_s
     return fetch;
 }
 
+/* The first rows of an operand of the GEMM that follows. */
+static GemmFetch fetch_next(const Gemm *gemm, bool rows, int64_t n_steps) {
+    const bool is_by_rows = rows ? !gemm->transpose_a : gemm->transpose_b; /* k is the column */
+    const int64_t k = gemm->transpose_a ? gemm->next_rows : gemm->k;
+    const int64_t height = is_by_rows ? (rows ? gemm_min(gemm->next_rows, TASK_ROWS) : gemm->n) : k;
+    const int64_t width = is_by_rows ? k : (rows ? gemm->m : gemm->n);
+    GemmFetch fetch = {.row = rows ? gemm->next_a : gemm->next_b, .stride = rows ? gemm->lda : gemm->ldb};
+    fetch.lines = gemm_ceil_div(width - 1, GEMM_LINE) + 1;
+    fetch.rows_left = gemm_min(height, FETCH_LINES * n_steps / fetch.lines);
+    fetch.lines_per_step = gemm_ceil_div(fetch.rows_left * fetch.lines, n_steps);
+    return fetch;
+}
+
 /* All of one task: its strips of the moving operand against stationary strips [begin, end), for blocks
  * [k_begin, k_end) of k. */
 static void run_task(const GemmRun *run, int64_t task, int64_t begin, int64_t end, int64_t k_begin,
@@ -256,20 +346,28 @@ static void run_task(const GemmRun *run, int64_t task, int64_t begin, int64_t en
         const float *stationary = run->stationary + (size_t)(block - k_begin) * plan->stationary_block_floats;
         const int64_t depth = depth_of_block(run, block);
         const GemmPart part = block_part(run, first, last, block);
-        (rows ? gemm_pack_rows : gemm_pack_columns)(run->gemm, &part, moving);
+        if (!(rows ? plan->a_apart : plan->b_apart))
+            (rows ? gemm_pack_rows : gemm_pack_columns)(run->gemm, &part, moving);
         const int64_t n_steps = n_tiles * depth / VEC_LANES;
+        const bool is_last = run->gemm->next_a && task + 1 == plan->n_tasks && end == plan->n_stationary &&
+                             block + 1 == plan->n_k_blocks;
         GemmFetch fetch[2];
-        fetch[0] = block + 1 < k_end ? fetch_source(run, task, block + 1, n_steps)
-                                     : fetch_source(run, task + 1, k_begin, n_steps);
+        if (is_last) fetch[1] = fetch_next(run->gemm, !rows, n_steps);
+        if (is_last) fetch[0] = fetch_next(run->gemm, rows, n_steps);
+        else
+            fetch[0] = block + 1 < k_end ? fetch_source(run, task, block + 1, n_steps)
+                                         : fetch_source(run, task + 1, k_begin, n_steps);
         for (int64_t s = begin; s < end; s++) {
-            const Strip still = get_strip(run, !rows, s, stationary_origin, depth, stationary);
-            const float *next = still.packed + still.size * depth;
+            const Strip still = get_strip(run, !rows, s, block, stationary_origin, stationary);
+            const float *next = still.values + still.size * depth;
             if (s + 1 == end)
                 next = block + 1 < k_end ? stationary + plan->stationary_block_floats : run->stationary;
-            fetch[1] = fetch_packed(next, still.size * depth, n_steps / (end - begin));
+            if (!is_last)
+                fetch[1] = still.is_apart ? (GemmFetch){0}
+                                          : fetch_packed(next, still.size * depth, n_steps / (end - begin));
             for (int64_t t = first; t < last; t++) {
-                const Strip moved = get_strip(run, rows, t, origin, depth, moving);
-                multiply_tile(run, rows ? &moved : &still, rows ? &still : &moved, depth, block, fetch);
+                const Strip moved = get_strip(run, rows, t, block, origin, moving);
+                multiply_strips(run, rows ? &moved : &still, rows ? &still : &moved, block, fetch);
             }
         }
     }
@@ -283,8 +381,10 @@ static void pack_stationary(const GemmRun *run, int64_t begin, int64_t end, int6
     const Gemm *gemm = run->gemm;
     const bool rows = !plan->rows_move, k_is_row = rows ? gemm->transpose_a : !gemm->transpose_b;
     const int64_t origin = strip_start(run, rows, begin);
+    const bool is_apart = rows ? plan->a_apart : plan->b_apart;
     const int64_t n_pieces =
-        gemm_ceil_div(k_is_row ? plan->k_block : end - begin, k_is_row ? PIECE_K : PIECE_STRIPS);
+        is_apart ? 0
+                 : gemm_ceil_div(k_is_row ? plan->k_block : end - begin, k_is_row ? PIECE_K : PIECE_STRIPS);
 
 #pragma omp for schedule(static)
     for (int64_t piece = 0; piece < n_pieces * (k_end - k_begin); piece++) {

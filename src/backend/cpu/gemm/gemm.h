@@ -41,6 +41,11 @@ typedef struct {
     int64_t ldc;
     bool accumulate;              /* c += op(A)·op(B); the epilogue must then be NULL or empty */
     const GemmEpilogue *epilogue; /* or NULL */
+    /* The operands of the GEMM that follows, if that is known: as these, but for its m (k, if A is
+     * transposed). They are asked for while this one ends. Of a small GEMM most of the time would be waiting
+     * for its own. */
+    const float *next_a, *next_b;
+    int64_t next_rows;
 } Gemm;
 
 /* Scratch that gemm_run needs for a GEMM of this shape; of `shape` only m, n, k and the transposes are

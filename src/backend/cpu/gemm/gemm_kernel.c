@@ -109,6 +109,102 @@ void gemm_tile(bool a_by_k, int64_t rows, int64_t columns, const GemmTile *tile)
     tile_table[rows / 2 - 1][a_by_k][columns / VEC_LANES - 1](tile);
 }
 
+/* ---- strips that lie apart */
+
+/* In one order with tile_body: k after k. Rows of A that lie apart are found from every fourth, by its
+ * distance and that of two and three rows: one register each would be too many. */
+static inline __attribute__((always_inline)) void apart_step(const int rows, const int vecs,
+                                                             const bool a_by_k, const float *const *a,
+                                                             int64_t a_row, const float *b,
+                                                             vec sum[][GEMM_VECS]) {
+    vec b_vec[GEMM_VECS];
+#pragma GCC unroll 2
+    for (int v = 0; v < vecs; v++) b_vec[v] = vec_load(b + v * VEC_LANES);
+#pragma GCC unroll 16
+    for (int i = 0; i < rows; i++) {
+        vec a_vec = vec_set(a_by_k ? a[0][i] : a[i / 4][i % 4 * a_row]);
+#pragma GCC unroll 2
+        for (int v = 0; v < vecs; v++) sum[i][v] = vec_fma(a_vec, b_vec[v], sum[i][v]);
+    }
+}
+
+static inline __attribute__((always_inline)) void apart_body(const int rows, const int vecs,
+                                                             const bool a_by_k, const GemmTile *tile) {
+    vec sum[GEMM_ROWS][GEMM_VECS];
+    const float *a[4] = {tile->a}, *b = tile->b;
+    const int64_t a_row = a_by_k ? 0 : tile->a_step, a_k = a_by_k ? tile->a_step : 1, b_k = tile->b_step;
+    const int n_pointers = a_by_k ? 1 : (rows + 3) / 4;
+    for (int i = 1; i < n_pointers; i++) a[i] = a[0] + 4 * i * a_row;
+#pragma GCC unroll 16
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 2
+        for (int v = 0; v < vecs; v++)
+            sum[i][v] = tile->bias ? vec_load(tile->bias + v * VEC_LANES) : vec_set(0.0f);
+
+    GemmFetch fetch_moving = tile->fetch[0], fetch_stationary = tile->fetch[1];
+    int64_t row = 0, k = 0;
+    for (; k + VEC_LANES <= tile->depth; k += VEC_LANES) {
+        fetch_lines(&fetch_moving);
+        fetch_lines(&fetch_stationary);
+        if (row < tile->touch_rows) touch_row(tile, row++);
+#pragma GCC unroll 4
+        for (int i = 0; i < VEC_LANES; i++, b += b_k) {
+            apart_step(rows, vecs, a_by_k, a, a_row, b, sum);
+            for (int j = 0; j < n_pointers; j++) a[j] += a_k;
+        }
+    }
+    for (; k < tile->depth; k++, b += b_k) {
+        apart_step(rows, vecs, a_by_k, a, a_row, b, sum);
+        for (int j = 0; j < n_pointers; j++) a[j] += a_k;
+    }
+    tile->fetch[0] = fetch_moving;
+    tile->fetch[1] = fetch_stationary;
+
+    float *c = tile->c;
+    const float *addend = tile->addend;
+#pragma GCC unroll 16
+    for (int i = 0; i < rows; i++, c += tile->stride, addend += addend ? tile->stride : 0)
+#pragma GCC unroll 2
+        for (int v = 0; v < vecs; v++)
+            vec_store(c + v * VEC_LANES, addend ? vec_load(addend + v * VEC_LANES) + sum[i][v] : sum[i][v]);
+}
+
+#define APART(rows, vecs)                                                                                    \
+    static void apart_##rows##_##vecs(const GemmTile *tile) {                                                \
+        apart_body(rows, vecs, false, tile);                                                                 \
+    }                                                                                                        \
+    static void apart_##rows##_##vecs##_by_k(const GemmTile *tile) {                                         \
+        apart_body(rows, vecs, true, tile);                                                                  \
+    }
+#define APARTS(rows) APART(rows, 1) APART(rows, 2)
+#define APART_ENTRY(rows)                                                                                    \
+    {                                                                                                        \
+        {apart_##rows##_1, apart_##rows##_2}, {                                                              \
+            apart_##rows##_1_by_k, apart_##rows##_2_by_k                                                     \
+        }                                                                                                    \
+    }
+
+APARTS(2)
+APARTS(4)
+APARTS(6)
+#if GEMM_ROWS == 14
+APARTS(8)
+APARTS(10)
+APARTS(12)
+APARTS(14)
+#endif
+
+static TileFunction *const apart_table[GEMM_ROWS / 2][2][GEMM_VECS] = {
+    APART_ENTRY(2), APART_ENTRY(4),  APART_ENTRY(6),
+#if GEMM_ROWS == 14
+    APART_ENTRY(8), APART_ENTRY(10), APART_ENTRY(12), APART_ENTRY(14),
+#endif
+};
+
+void gemm_tile_apart(bool a_by_k, int64_t rows, int64_t columns, const GemmTile *tile) {
+    apart_table[rows / 2 - 1][a_by_k][columns / VEC_LANES - 1](tile);
+}
+
 static inline __attribute__((always_inline)) void finish_vec(const Gemm *gemm, const GemmEpilogue *epilogue,
                                                              vec x, const float *addend, int64_t at,
                                                              int64_t column, const int count) {

@@ -28,26 +28,6 @@
 #define GEMM_VECS    2
 #define GEMM_COLUMNS (GEMM_VECS * VEC_LANES)
 
-#if VEC_LANES == 16
-#    define GEMM_ZIP_LOW  0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
-#    define GEMM_ZIP_HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
-#elif VEC_LANES == 8
-#    define GEMM_ZIP_LOW  0, 8, 1, 9, 2, 10, 3, 11
-#    define GEMM_ZIP_HIGH 4, 12, 5, 13, 6, 14, 7, 15
-#else
-#    define GEMM_ZIP_LOW  0, 4, 1, 5
-#    define GEMM_ZIP_HIGH 2, 6, 3, 7
-#endif
-
-/* a0 b0 a1 b1 ... of the lower or the upper halves. */
-static inline vec gemm_zip_low(vec a, vec b) {
-    return __builtin_shufflevector(a, b, GEMM_ZIP_LOW);
-}
-
-static inline vec gemm_zip_high(vec a, vec b) {
-    return __builtin_shufflevector(a, b, GEMM_ZIP_HIGH);
-}
-
 static inline int64_t gemm_ceil_div(int64_t a, int64_t b) {
     assert(b > 0);
     return (a + b - 1) / b;
@@ -109,14 +89,15 @@ typedef struct {
 
 /* One tile: C = A·B + bias + addend. */
 typedef struct {
-    const float *a, *b;    /* packed strips */
-    int64_t depth;         /* padded k */
-    const float *bias;     /* (columns), or NULL */
-    const float *addend;   /* (rows,columns), or NULL; may be c */
-    float *c;              /* (rows,columns) */
-    int64_t stride;        /* of addend and c */
-    GemmFetch *fetch;      /* [2]: what will be packed next, and the packed strip that comes next */
-    const float *touch[3]; /* where the tile lies in the matrices it will end up in or be added to */
+    const float *a, *b;     /* packed strips */
+    int64_t a_step, b_step; /* of gemm_tile_apart: from one row of A to the next, or by k from one k; of B */
+    int64_t depth;          /* padded k */
+    const float *bias;      /* (columns), or NULL */
+    const float *addend;    /* (rows,columns), or NULL; may be c */
+    float *c;               /* (rows,columns) */
+    int64_t stride;         /* of addend and c */
+    GemmFetch *fetch;       /* [2]: what will be packed next, and the packed strip that comes next */
+    const float *touch[3];  /* where the tile lies in the matrices it will end up in or be added to */
     int n_touch;
     int64_t touch_stride, touch_rows, touch_columns;
 } GemmTile;
@@ -124,6 +105,10 @@ typedef struct {
 /* `rows` is even and at most GEMM_ROWS, `columns` the width of a strip; all of it is computed and stored.
  * a_by_k: A was packed [k][height]. */
 void gemm_tile(bool a_by_k, int64_t rows, int64_t columns, const GemmTile *tile);
+
+/* The same of operands as they lie in memory (of B also packed; of A, if it is by k): rows of A, or its and
+ * B's k, are a_step and b_step floats apart, and `depth` need not be padded. */
+void gemm_tile_apart(bool a_by_k, int64_t rows, int64_t columns, const GemmTile *tile);
 
 /* Finishes rows x columns values of the GEMM into C at (row, column): adds the sums so far that lie at the
  * same place of `addend` (laid out as C; or NULL), then does what `epilogue` says. */

@@ -6,35 +6,7 @@
  * case walks its source along the rows as stored, so that whole lines and pages are used while they are at
  * hand. */
 #include "backend/cpu/gemm/gemm_kernel.h"
-
-/* Zipping row i with row i + L/2, log2(L) times over, transposes a square of L. */
-static inline __attribute__((always_inline)) void zip_stage(const vec *in, vec *out) {
-#pragma GCC unroll 16
-    for (int i = 0; i < VEC_LANES / 2; i++) {
-        out[2 * i] = gemm_zip_low(in[i], in[i + VEC_LANES / 2]);
-        out[2 * i + 1] = gemm_zip_high(in[i], in[i + VEC_LANES / 2]);
-    }
-}
-
-static inline __attribute__((always_inline)) void transpose_square(const float *in, int64_t stride_in,
-                                                                   float *out, int64_t stride_out) {
-    vec x[VEC_LANES], y[VEC_LANES];
-#pragma GCC unroll 16
-    for (int i = 0; i < VEC_LANES; i++) x[i] = vec_load(in + i * stride_in);
-    zip_stage(x, y);
-    zip_stage(y, x);
-    const vec *last = x;
-    if (VEC_LANES > 4) {
-        zip_stage(x, y);
-        last = y;
-    }
-    if (VEC_LANES > 8) {
-        zip_stage(y, x);
-        last = x;
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < VEC_LANES; i++) vec_store(out + i * stride_out, last[i]);
-}
+#include "backend/cpu/transpose.h"
 
 /* A square at the edge: rows x depth values exist, the others are zero. */
 static void transpose_part(const float *in, int64_t stride_in, int64_t rows, int64_t depth, float *out,
@@ -53,7 +25,7 @@ static void pack_strip_transposed(const Gemm *gemm, int64_t column, int64_t widt
         for (int64_t k = part->k_from; k < part->k_to; k += VEC_LANES) {
             float *square = out + (k - part->k_start) * width + j;
             if (rows == VEC_LANES && k + VEC_LANES <= part->k_to)
-                transpose_square(in + k, gemm->ldb, square, width);
+                vec_transpose(in + k, gemm->ldb, square, width);
             else transpose_part(in + k, gemm->ldb, rows, part->k_to - k, square, width);
         }
     }

@@ -8,6 +8,7 @@
  * the end of the row. Rows of x beyond TOKENS meet the same rows of W again, which by then are in the
  * first-level cache. */
 #include "backend/cpu/gemm/gemm_kernel.h"
+#include "backend/cpu/transpose.h"
 
 #define WEIGHT_ROWS 4 /* rows of W whose sums are folded together */
 #if defined(__AVX512F__) || defined(__aarch64__)
@@ -26,9 +27,9 @@ static inline vec load_up_to(const float *p, int count) {
 /* The sums of the lanes of a, b, c and d, as four floats at `out`. Each zip and add halves the lanes that
  * belong to one sum; when four sums are interleaved, what is left is folded in halves. */
 static inline void store_four_sums(float *out, vec a, vec b, vec c, vec d) {
-    vec ac = gemm_zip_low(a, c) + gemm_zip_high(a, c);
-    vec bd = gemm_zip_low(b, d) + gemm_zip_high(b, d);
-    vec sums = gemm_zip_low(ac, bd) + gemm_zip_high(ac, bd);
+    vec ac = vec_zip_low(a, c) + vec_zip_high(a, c);
+    vec bd = vec_zip_low(b, d) + vec_zip_high(b, d);
+    vec sums = vec_zip_low(ac, bd) + vec_zip_high(ac, bd);
     float lane[VEC_LANES];
     vec_store(lane, sums);
     for (int width = VEC_LANES / 2; width >= 4; width /= 2)

@@ -147,6 +147,8 @@ DEVICE void encode_top(const Slice &s, int64_t block, int lane, Pair *pair) {
     uint8_t *places = (uint8_t *)(words + s.codec.n_kept);
     for (int i = lane; i < s.code_words; i += WARP) words[i] = 0;
     __syncwarp();
+    pair->a = cut(pair->a, limit_of(s, block * CODEC_BLOCK + lane, pair->has_a));
+    pair->b = cut(pair->b, limit_of(s, block * CODEC_BLOCK + lane + WARP, pair->has_b));
     int64_t left = s.n - block * CODEC_BLOCK;
     for (int k = 0; k < s.codec.n_kept && k < left; k++) {
         uint64_t a = rank_of(pair->a, lane, pair->has_a), b = rank_of(pair->b, lane + WARP, pair->has_b);
