@@ -458,7 +458,7 @@ static void test_few_blocks(void **state) {
         {3, 0, 1, 3, 4,
          "--pp 3 does not divide the 4 ranks of this run; start 3 or 6 ranks (mpirun -n), or choose --pp 2"},
         {16, 0, 1, 3, 8, "--pp 16 does not divide the 8 ranks of this run; choose --pp 2"},
-        {4, 0, 2, 2, 6, "--pp 4 --tp 2 does not divide the 6 ranks of this run; choose --pp 1 --tp 2"},
+        {4, 0, 2, 2, 6, "--pp 4 --tp 2 does not divide the 6 ranks of this run; choose --pp 2 --tp 3"},
         {4, 2, 1, 2, 6, "--pp 4 --dp 2 does not multiply to the 6 ranks of this run; choose --pp 2 --dp 3"},
         {4, 4, 1, 3, 7, "--pp 4 --dp 4 does not multiply to the 7 ranks of this run; choose --pp 1 --dp 7"},
         {3, 2, 1, 3, 4,

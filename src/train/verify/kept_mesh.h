@@ -1,6 +1,6 @@
-/* What the ranks of a layout talk by, kept for the next layout that needs the same. Layouts come mesh by mesh,
- * and to open the communicators of ranks that outnumber the cores takes longer than to train a small model.
- * (Those of a device are kept by it: device_keep_comms.)
+/* What the ranks of a layout talk by, kept for the next layout that needs the same. Layouts come mesh by
+ * mesh, and to open the communicators of ranks that outnumber the cores takes longer than to train a small
+ * model. (Those of a device are kept by it: device_keep_comms.)
  *
  *     TRY(kept_mesh_open(&kept, &needs, error));
  *     ... train by kept.mesh and kept.pipeline ...
