@@ -1,6 +1,6 @@
 /* Several operations follow each other between two looks at the clock, so that a rank that comes late is
- * counted once and not each time, and that who waits, wakes and yields is part of what is measured. The middle
- * one of several such rows counts. */
+ * counted once and not each time, and that who waits, wakes and yields is part of what is measured. The
+ * middle one of several such rows counts. */
 #include "bench/message_samples.h"
 
 #include "base/system/memory.h"
