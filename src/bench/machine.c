@@ -175,8 +175,8 @@ static Status measure_together(MachineMeasure *measure, const BenchSetup *setup,
     return error->status;
 }
 
-/* More ranks than cores: how long do their steps take, all together, where `seconds` are those of ranks with a
- * core each? */
+/* More ranks than cores: how long do their steps take, all together, where `seconds` are those of ranks with
+ * a core each? */
 static Status measure_crowd(MachineMeasure *measure, const BenchSetup *setup, Comm *world, int n_cores,
                             double seconds, Error *error) {
     double crowded;
@@ -251,8 +251,8 @@ static void *let_sleep(void *opaque) {
     return NULL;
 }
 
-/* The others sleep while the first ones measure: a rank that looks for messages takes time from its threads. A
- * call that blocks is impatient from its beginning, so it is another thread that tells it to sleep. */
+/* The others sleep while the first ones measure: a rank that looks for messages takes time from its threads.
+ * A call that blocks is impatient from its beginning, so it is another thread that tells it to sleep. */
 static void wait_for_first(Comm *world, Error *error) {
     pthread_t thread;
     bool sleeps =

@@ -1,6 +1,6 @@
 /* Several operations follow each other between two looks at the clock, so that a rank that comes late is
- * counted once and not each time, and that who waits, wakes and yields is part of what is measured. The middle
- * one of several such rows counts. */
+ * counted once and not each time, and that who waits, wakes and yields is part of what is measured. The
+ * middle one of several such rows counts. */
 #include "bench/message_samples.h"
 
 #include "base/system/memory.h"
@@ -18,7 +18,8 @@ enum {
     MOST_BYTES = 64 << 20,
     SMALL_BYTES = 64 << 10,
     MEDIUM_BYTES = 1 << 20,
-    LEAST_WORK_BYTES = 64 << 10
+    LEAST_WORK_BYTES = 64 << 10,
+    ALL_RANKS_BYTES = 1 << 30 /* the buffers of all ranks together */
 };
 
 /* Denser where allocators and libraries change their ways. */
@@ -30,7 +31,8 @@ enum { N_BYTE_SIZES = sizeof byte_sizes / sizeof byte_sizes[0] };
 typedef struct {
     Comm some, group;
     double turns; /* ranks that take turns on a core */
-    char *out, *in;
+    int64_t most_bytes;
+    char *out, *in; /* so many each */
     Arena *arena;
     const char *text;
 } Measuring;
@@ -158,7 +160,8 @@ static Status measure_groups(Measuring *measuring, int size, Error *error) {
     TRY(comm_split(some, some->rank / size, some->rank, &measuring->group, error));
     for (int way = 0; way < N_WAYS; way++)
         for (int i = N_BYTE_SIZES - 1; i >= 0; i--) /* an allocator gives more away once it had more */
-            TRY_GOTO(measure_way(measuring, way, byte_sizes[i], error), done);
+            if (byte_sizes[i] <= measuring->most_bytes)
+                TRY_GOTO(measure_way(measuring, way, byte_sizes[i], error), done);
 done:
     comm_close(&measuring->group);
     return error->status;
@@ -179,12 +182,14 @@ static Status measure_ranks(Measuring *measuring, Comm *world, int n_ranks, int 
 
 Status message_samples_take(Comm *world, int n_cores, Arena *arena, const char **text, Error *error) {
     void *data;
-    size_t n_bytes = 2 * (size_t)MOST_BYTES;
-    Measuring measuring = {.arena = arena, .text = ""};
+    Measuring measuring = {.arena = arena, .most_bytes = MOST_BYTES, .text = ""};
+    while (2 * measuring.most_bytes * world->size > ALL_RANKS_BYTES && measuring.most_bytes > MEDIUM_BYTES)
+        measuring.most_bytes /= 2;
+    size_t n_bytes = 2 * (size_t)measuring.most_bytes;
     TRY(memory_alloc(&data, n_bytes, "measuring messages", error));
     memset(data, 0, n_bytes);
     measuring.out = data;
-    measuring.in = measuring.out + MOST_BYTES;
+    measuring.in = measuring.out + measuring.most_bytes;
     int first = n_cores < world->size ? n_cores : world->size;
     if (first > 1) measure_ranks(&measuring, world, first, n_cores, error);
     if (world->size > first && error->status == STATUS_OK)

@@ -16,8 +16,8 @@
  *     halving        the same bytes, ceil(log2 N) messages        likewise
  *     tree           n / min(in, g·out) + ceil(log2 g)·i + ceil(log2 h)·o     each way of an all-reduce
  *
- * Within a host, what was measured counts more: samples (samples.h) of a kind, "all-reduce:4,2,65536=1.2", are
- * of so many ranks on the host, all at it, so many to a group, and bytes of a vector. Between two sizes
+ * Within a host, what was measured counts more: samples (samples.h) of a kind, "all-reduce:4,2,65536=1.2",
+ * are of so many ranks on the host, all at it, so many to a group, and bytes of a vector. Between two sizes
  * logarithms of seconds are interpolated; below the least it takes as long as that, above the largest as many
  * bytes a second. Where the ranks or the group are others, the nearest are taken times the ratio of the
  * formulas. */
@@ -41,8 +41,8 @@ typedef struct {
     const Samples *measured; /* NULL: none */
 } Links;
 
-/* The names of samples: of one rank that sends to another; of all else its kind's, and with this behind it what
- * it takes of a rank's core while that computes: ranks that wait for each other leave it alone. */
+/* The names of samples: of one rank that sends to another; of all else its kind's, and with this behind it
+ * what it takes of a rank's core while that computes: ranks that wait for each other leave it alone. */
 #define LINK_MESSAGE "message"
 #define LINK_WORK    "-work"
 

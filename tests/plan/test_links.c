@@ -148,7 +148,8 @@ static void what_was_measured_counts(void **state) {
     Error error = {0};
     Samples samples;
     const char *text = "all-reduce:2,2,100=0.00001 all-reduce:2,2,10000=0.0001 all-reduce:2,2,1000000=1 "
-                       "all-reduce:4,2,100=0.000001 message:2,2,1000=0.001";
+                       "all-reduce:4,2,100=0.000001 message:2,2,1000=0.001 all-reduce-work:2,2,100=0.00002 "
+                       "all-reduce-work:4,2,100=0.0000001";
     assert_int_equal(samples_read(text, &arena, &samples, &error), STATUS_OK);
     Machine machine = machine_of(2, 10, 0, 1, COLLECTIVES_RING);
     machine.network.n_hosts = 1;
@@ -163,9 +164,14 @@ static void what_was_measured_counts(void **state) {
     assert_true(fabs(seconds_at(&machine, 4, 2, 1, 100) - 100e-3) < 1e-9);
     double ratio = of_four / of_two_of_four;
     assert_true(ratio > 1.0 && fabs(seconds_at(&machine, 4, 4, 1, 100) - 100e-3 * ratio) < 1e-9);
-    /* Kinds that nobody measured, and groups over several hosts, are as without. */
-    Links links = links_of(&machine, 2);
+    /* What it takes of a core: as measured, never more than all of it, and all of it where nobody knows. */
+    Links links = links_of(&machine, 2), four = links_of(&machine, 4);
     GroupPlace place = {.size = 2, .a_host = 2, .n_hosts = 1};
+    assert_true(fabs(links_work_seconds(&links, COMM_ALL_REDUCE, 100, &place) - 5e-3) < 1e-9);
+    assert_true(fabs(links_work_seconds(&four, COMM_ALL_REDUCE, 100, &place) - 100e-3) < 1e-9);
+    assert_true(links_work_seconds(&links, COMM_ALL_GATHER, 5e5, &place) ==
+                links_seconds(&links, COMM_ALL_GATHER, 5e5, &place));
+    /* Kinds that nobody measured, and groups over several hosts, are as without. */
     assert_true(fabs(2.0 * links_seconds(&links, COMM_ALL_GATHER, 5e5, &place) - formula) < 1e-12);
     assert_true(fabs(links_message_seconds(&links, 1000, &place) - 1e-3) < 1e-9);
     Machine many = machine_of(2, 10, 1, 2, COLLECTIVES_RING);
