@@ -8,6 +8,7 @@
 
 #include "base/file/file.h"
 #include "checkpoint/checkpoint_manifest.h"
+#include "checkpoint/checkpoint_part.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -63,8 +64,9 @@ static bool is_tensor_file(const char *name, const char *stem) {
 }
 
 static bool is_checkpoint_file(const char *name) {
-    return is_tensor_file(name, "model") || is_tensor_file(name, "optimizer") ||
-           strcmp(name, "manifest.json") == 0 || path_is_temporary(name, "manifest.json");
+    for (int i = 0; i < CHECKPOINT_PART_FILES; i++)
+        if (is_tensor_file(name, checkpoint_part_names[i])) return true;
+    return strcmp(name, "manifest.json") == 0 || path_is_temporary(name, "manifest.json");
 }
 
 /* ---- Making */

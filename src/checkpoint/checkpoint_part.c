@@ -177,9 +177,11 @@ done:
     return error->status;
 }
 
+const char *const checkpoint_part_names[CHECKPOINT_PART_FILES] = {"model", "optimizer", "owner_errors",
+                                                                  "errors", "basis"};
+
 static const char *file_name(int file, int rank, int n_ranks, Arena *arena) {
-    static const char *const names[] = {"model", "optimizer", "owner_errors", "errors", "basis"};
-    const char *holds = names[file];
+    const char *holds = checkpoint_part_names[file];
     if (n_ranks == 1) return arena_printf(arena, "%s.safetensors", holds);
     return arena_printf(arena, "%s-%05d-of-%05d.safetensors", holds, rank + 1, n_ranks);
 }

@@ -13,6 +13,8 @@ enum {
     CHECKPOINT_PART_FILES
 };
 
+extern const char *const checkpoint_part_names[CHECKPOINT_PART_FILES]; /* "model": what each is called */
+
 /* What was written of each file, in whole words, so that ranks of one machine type can exchange it as it
  * is. */
 typedef struct {

@@ -67,6 +67,12 @@ for step in 24 33; do
     same_losses whole killed
     diff -r whole/checkpoints killed/checkpoints || fail "killed before step $step, it has other checkpoints"
 done
+# Old checkpoints go, and what a killed save has left.
+mkdir whole/checkpoints/step-00000014.tmp.99
+for file in errors-00001-of-00004 owner_errors-00002-of-00004 basis; do touch "whole/checkpoints/step-00000014.tmp.99/$file.safetensors"; done
+ranks 4 train --resume whole --steps 50 --keep 1
+[[ -e whole/checkpoints/step-00000050 && ! -e whole/checkpoints/step-00000014.tmp.99 ]] || fail "left: $(ls whole/checkpoints)"
+(($(find whole/checkpoints -name 'step-*' | wc -l) <= 2)) || fail "--keep 1 keeps $(ls whole/checkpoints)"
 long=("${small[@]}" --compress 0/1-adam:16 --compress-warmup 4 --steps 1500)
 limit=120 ranks_apart 4 "${long[@]}" --out long || fail "exit $? -- $(cat "$SCRATCH"/err.0)"
 export VIEW='((rank)) || (until grep -q "\"step\":1200," stopped/metrics.jsonl 2>/dev/null; do sleep 0.05; done; kill -TERM $$) &'

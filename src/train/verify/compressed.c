@@ -116,6 +116,19 @@ static double *element(const Simulated *array, int64_t i) {
     return array->part->place[i] == COMPRESSED_PADDING ? NULL : &array->whole[array->part->place[i]];
 }
 
+/* Weights are compared as others' are, each by the largest of its tensor, or by that of a usual matrix where
+ * there is nothing else in it but the steps of a few updates. */
+static void scale_weights(const Simulated *array, double *scale) {
+    const double usual = 0.02;
+    for (int p = 0; p < array->part->n_pieces; p++) {
+        const FlatPiece *piece = &array->part->piece[p];
+        double most = usual;
+        for (int64_t i = piece->first; i < piece->first + piece->n; i++)
+            most = fmax(most, element(array, i) ? fabs(*element(array, i)) : 0.0);
+        for (int64_t i = piece->first; i < piece->first + piece->n; i++) scale[i] = most;
+    }
+}
+
 static void compare_array(const CompressedRun *run, CompressedModel *model, int64_t step, int rank, int what,
                           const float *held) {
     Simulated array = simulated(model, rank, what);
@@ -124,12 +137,14 @@ static void compare_array(const CompressedRun *run, CompressedModel *model, int6
     double scale = 1e-6, *values = array.own ? array.own : array.whole;
     for (int64_t i = 0; i < n; i++) scale = fmax(scale, fabs(values[i]));
     for (int64_t i = 0; i < model->n && array.own; i++) scale = fmax(scale, fabs(model->sum[i]));
+    for (int64_t i = 0; i < array.part->n; i++) model->slice_room[i] = scale;
+    if (what == WEIGHTS) scale_weights(&array, model->slice_room);
     for (int64_t i = 0; i < array.part->n; i++) {
         const double *wanted = element(&array, i);
         double target = wanted ? *wanted : 0.0;
         bool is_near = what == BASIS ? array.part->is_basis_near[i] : array.part->is_near[i];
         if (isnan(held[i]) || is_near) continue;
-        double deviation = fabs((double)held[i] - target) / scale;
+        double deviation = fabs((double)held[i] - target) / model->slice_room[i];
         result->weight_deviation = fmax(result->weight_deviation, deviation);
         if (deviation <= run->options->weight_tolerance || result->differs) continue;
         result->differs = true;
