@@ -329,9 +329,9 @@ static Status check_batch(const TrainRun *run, Error *error) {
         if (run->values.parallel.size[AXIS_DP])
             snprintf(fewer + n, sizeof fewer - (size_t)n, " with --dp %lld", (long long)n_fit);
     }
-    return error_user(error,
-                      "--batch %lld has fewer sequences than the %d ranks that share it; raise --batch to %d%s",
-                      (long long)batch, n_shares, n_shares, fewer);
+    return error_user(
+        error, "--batch %lld has fewer sequences than the %d ranks that share it; raise --batch to %d%s",
+        (long long)batch, n_shares, n_shares, fewer);
 }
 
 /* What several ranks cannot do. */
