@@ -129,6 +129,7 @@ Status program_build_chunks(Program *program, const char *name, Graph *graph, co
     *program = (Program){.name = name,
                          .graph = graph,
                          .n_forward_runs = n_micro_batches,
+                         .n_updates = 1,
                          .regimes = REGIME_COMPRESSED | REGIME_LATER | REGIME_LATE};
     program->plan.n_chunks = n_chunks;
     const BackendTraits *traits = &backend->traits;
@@ -158,7 +159,7 @@ Cost program_section_cost(const Program *program, Section section) {
 
 int program_node_runs(const Program *program, const Node *node) {
     if (node->section == SECTION_REDO || !node_is_of(node, program->regimes)) return 0; /* hardly ever */
-    if (section_is_of_step(node->section) || node->is_last_only) return 1;
+    if (section_is_of_step(node->section) || node->is_last_only) return program->n_updates;
     return program->n_forward_runs - node->is_not_last;
 }
 
@@ -232,7 +233,7 @@ static void print_frames(const MemoryPlan *plan, Place place, FILE *stream) {
 /* As a rule. */
 static int runs_of(const Program *program, Section section) {
     if (section == SECTION_REDO) return 0;
-    return section_is_of_step(section) ? 1 : program->n_forward_runs;
+    return section_is_of_step(section) ? program->n_updates : program->n_forward_runs;
 }
 
 /* Of what is not part of the total. */

@@ -21,6 +21,7 @@ typedef struct {
     int first[N_SECTIONS], count[N_SECTIONS]; /* the nodes of each section lie together, chunk by chunk */
     ProgramPart *part;                        /* (N_SECTIONS, n_chunks): ask program_part */
     int n_forward_runs;                       /* micro-batches a step */
+    int n_updates;                            /* a step: 1, or one behind each of so many micro-batches */
     int n_recomputed;
     int regimes;    /* of the step that is counted; program_build: the compressed one, where there is one */
     LaneStep *lane; /* (n_nodes): what runs beside what; NULL where the backend has one lane */
@@ -42,7 +43,8 @@ ProgramPart program_part(const Program *program, Section section, int chunk);
 /* How often the node runs in a step. */
 int program_node_runs(const Program *program, const Node *node);
 
-/* Counted work of one step: forward, backward and weight once a micro-batch, update once. */
+/* Counted work of one step: forward, backward and weight once a micro-batch, update once or n_updates
+ * times. */
 Cost program_cost(const Program *program);
 Cost program_section_cost(const Program *program, Section section);
 

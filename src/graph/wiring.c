@@ -14,6 +14,7 @@ Status wiring_plan(Program *program, Graph *graph, const Backend *backend, const
     TRY(program_build_chunks(program, options->name, graph, backend, n_micro_batches, n_chunks, frames,
                              error));
     program->plan.n_versions = options->n_versions;
+    if (options->n_updates) program->n_updates = options->n_updates;
     if (options->folder && *options->folder)
         program->plan.folder = arena_strdup(&graph->arena, options->folder);
     program->plan.file_queue = options->file_queue;

@@ -29,6 +29,7 @@
 typedef struct {
     const char *name;         /* of the program: "train" */
     int n_micro_batches;      /* a step; 0 is 1 */
+    int n_updates;            /* a step, each with micro-batches of its own; 0 is 1 */
     int n_frames;             /* micro-batches in flight (actions.h); 0 is 1 */
     int n_chunks;             /* parts of the model that take turns; 0 is 1 */
     int n_versions;           /* of the parameters that are in use at once; 0 is 1 */

@@ -17,8 +17,8 @@ void train_watch(TrainRun *run) {
     comm_watch(&run->launch->world, &run->activity, ACTIVITY_HOST, "world");
 }
 
-/* "tensor", or where there are several groups along these axes "tensor 2,3", "data 1..7": they must have names
- * of their own, since a collective is known by its communicator's name and its number there. */
+/* "tensor", or where there are several groups along these axes "tensor 2,3", "data 1..7": they must have
+ * names of their own, since a collective is known by its communicator's name and its number there. */
 static const char *group_name(TrainRun *run, const char *name, const bool *is_along) {
     const Mesh *mesh = &run->mesh;
     int first[N_AXES], last[N_AXES], n = 1;

@@ -108,6 +108,7 @@ refused '/needs --chunks 2 or more/' lab pipeline --quick --chunks 1 --schedule 
 refused "/did you mean 'zb-h1'/" lab pipeline --quick --schedule zb-h7
 refused "/there is no 'x'/" lab pipeline --quick --schedule 1f1b,x
 refused '/1f1b twice/' lab pipeline --quick --schedule 1f1b,1f1b
+refused '/--schedule all stands by itself/' lab pipeline --quick --schedule 1f1b,all
 refused "/there is no ''/" lab pipeline --quick --schedule ,
 refused '/go together/' lab pipeline --forward-ms 2
 refused '/leave it out where times are given/' lab pipeline --quick --forward-ms 1 --backward-ms 1 --weight-ms 1

@@ -155,6 +155,16 @@ static void test_pipeline(void **state) {
     check_times(&counted, AXIS_PP, COMM_ALL_REDUCE, 1);          /* the tied table, between the ends */
     check_bytes(&counted, AXIS_PP, COMM_ALL_REDUCE, 2 * counted.n_table * F32);
     check_all(&counted);
+    /* pipedream updates behind every micro-batch, and sums as often. */
+    Counted each = count("--pp 3 --micro-batch 2 --schedule pipedream", NULL);
+    check_bytes(&each, AXIS_PP, TRAFFIC_MESSAGES, 2 * (N - 1) * MICRO * stream_bytes(EACH));
+    check_times(&each, AXIS_PP, COMM_ALL_REDUCE, MICRO);
+    check_bytes(&each, AXIS_PP, COMM_ALL_REDUCE, MICRO * 2 * each.n_table * F32);
+    Counted once = count("--pp 3 --dp 2 --micro-batch 2", NULL);
+    Counted shared = count("--pp 3 --dp 2 --micro-batch 2 --schedule pipedream", NULL);
+    check_times(&shared, AXIS_DP, COMM_ALL_REDUCE,
+                MICRO / 2 * AT(once, most, AXIS_DP, COMM_ALL_REDUCE).n_operations);
+    check_all(&shared);
 }
 
 /* Two experts a rank: rows go and come back, and so do their gradients; how many is known of even routing. The
@@ -169,6 +179,11 @@ static void test_experts(void **state) {
     int64_t n_shared = counted.n_flat - counted.n_experts, n_reports = LAYERS * (6 + N_ROUTE_COUNTS);
     check_bytes(&counted, AXIS_EP, COMM_ALL_REDUCE, 2 * (N - 1) * (n_shared + n_reports) * F32);
     check_all(&counted);
+    /* Two of three blocks are recomputed, and send their rows to the experts and back once more. */
+    Counted again = count("--ep 3 --experts 6 --micro-batch 2 --recompute 1", NULL);
+    check_times(&again, AXIS_EP, COMM_ALL_TO_ALL, (1 + 4) * TIMES + 2 * 2 * MICRO);
+    check_bytes(&again, AXIS_EP, COMM_ALL_TO_ALL,
+                (TIMES * (OFFSETS + 4 * SENT * CHANNELS) + 2 * 2 * MICRO * SENT * CHANNELS) * F32);
     Counted both = count("--ep 3 --dp 2 --experts 6 --micro-batch 2", NULL);
     check_bytes(&both, AXIS_DP, COMM_ALL_REDUCE, 2 * both.n_thirds * F32);
     check_all(&both);

@@ -101,6 +101,9 @@ static Status find_kind(const char *word, size_t n, ScheduleKind *kind, Error *e
     }
     char copy[64];
     snprintf(copy, sizeof copy, "%.*s", (int)(n < 60 ? n : 60), word);
+    if (strcmp(copy, "all") == 0)
+        return error_user(error,
+                          "--schedule all stands by itself; leave the other names out, or leave out all");
     const char *nearest = format_nearest(copy, schedule_names);
     return error_user(error,
                       "--schedule: there is no '%s'; %s%s%sthere are naive, gpipe, 1f1b, interleaved, "

@@ -86,6 +86,12 @@ static int n_versions_of(const TrainStep *step) {
     return n > 2 ? n : 2; /* an update makes the next from the last */
 }
 
+/* In a step: of micro-batches that are all the first and the last of an update. */
+static int n_updates_of(const TrainStep *step) {
+    const Pipeline *pipeline = step->options.pipeline;
+    return pipeline && schedule_info(pipeline->layout.kind)->updates_each ? (int)step->n_micro_batches : 1;
+}
+
 const int *step_list_frames(const TrainStep *step, bool is_training) {
     int *n_frames = ARENA_ARRAY(&step->graph->arena, int, step->n_chunks);
     for (int chunk = 0; chunk < step->n_chunks; chunk++)
@@ -114,6 +120,7 @@ Status train_step_plan(TrainStep *step, const ModelConfig *config, const Paramet
         step->frames = ARENA_ARRAY(&step->graph->arena, int, step->n_micro_batches * step->n_chunks);
     WiringOptions wiring = {.name = optimizer ? "train" : "evaluate",
                             .n_micro_batches = (int)step->n_micro_batches,
+                            .n_updates = n_updates_of(step),
                             .n_chunks = step->n_chunks,
                             .folder = optimizer ? options->offload.folder : NULL,
                             .file_queue = options->offload.file_queue,
