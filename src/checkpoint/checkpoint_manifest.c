@@ -92,8 +92,9 @@ static json_t *manifest_json(const Manifest *manifest) {
         json_object_set_new(object, "skipped_steps", json_integer(state->n_skipped_steps));
     }
     if (object && state->has_late)
-        json_object_set_new(object, "late_update", json_pack("{s:o, s:o}", "factor", json_make_number(state->late_factor),
-                                                             "lr", json_make_number(state->late_rate)));
+        json_object_set_new(object, "late_update",
+                            json_pack("{s:o, s:o}", "factor", json_make_number(state->late_factor), "lr",
+                                      json_make_number(state->late_rate)));
     if (object && state->n_errors)
         json_object_set_new(object, "errors",
                             json_pack("{s:i, s:b, s:I, s:b}", "ranks", state->n_errors, "owners",

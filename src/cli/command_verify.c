@@ -49,9 +49,10 @@ static const OptionSpec call_specs[] = {
     OPTION_CHOICE("compress-across", VerifyCallOptions, compress_across, COMPRESS_ACROSS_ALL,
                   compress_across_names,
                   "of --compress: between all ranks of dp, or between hosts of --ranks-per-host ranks"),
-    OPTION_INT("delayed-update", VerifyCallOptions, n_prompt, 0, 0, 10000,
-               "after so many steps, updates are a step late, as pgpt train --delayed-update; compared with what one "
-               "process makes of kept gradients; 0: none is"),
+    OPTION_INT(
+        "delayed-update", VerifyCallOptions, n_prompt, 0, 0, 10000,
+        "after so many steps, updates are a step late, as pgpt train --delayed-update; compared with what one "
+        "process makes of kept gradients; 0: none is"),
     OPTION_INT("ranks-per-host", VerifyCallOptions, host_ranks, 0, 0, 1 << 20,
                "of --compress-across hosts: so many ranks on each, in their order"),
     OPTION_INT("steps", VerifyCallOptions, n_steps, 0, 0, 10000,
@@ -332,9 +333,11 @@ static Status read_options(Verify *run, int n_words, char *const *words, Error *
             "out --dtype %s",
             call->compress, precision_names[call->precision]);
     if (call->n_prompt && (compression.kind != COMPRESS_NONE || precision.scales_loss))
-        return error_user(error, "--delayed-update is compared without --compress, and in types without a loss scale; leave "
-                                 "out %s",
-                          precision.scales_loss ? "--dtype f16" : "one of them");
+        return error_user(
+            error,
+            "--delayed-update is compared without --compress, and in types without a loss scale; leave "
+            "out %s",
+            precision.scales_loss ? "--dtype f16" : "one of them");
     run->choice.batch = call->batch;
     run->choice.has_algorithms = !backend_has_own_memory(&run->backend);
     run->choice.breaks = call->left_out > 0;

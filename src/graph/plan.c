@@ -21,7 +21,7 @@ typedef struct Storage {
     size_t n_bytes, offset;
     int first, last; /* node indices; first = -1 while nothing touched it */
     int id;
-    int chunk;           /* the lowest that touches it */
+    int chunk; /* the lowest that touches it */
     bool is_paged;
     unsigned sections;   /* that touch it, a bit each */
     bool is_across;      /* several chunks touch it */

@@ -295,14 +295,16 @@ static Status check_delayed(const TrainRun *run, Error *error) {
     const TrainCommand *values = &run->values;
     if (!values->optimizer.n_prompt) return STATUS_OK;
     if (values->async.sync != SYNC_EXACT)
-        return error_user(error, "--sync %s has updates of its own that are late; leave out it or --delayed-update",
+        return error_user(error,
+                          "--sync %s has updates of its own that are late; leave out it or --delayed-update",
                           sync_names[values->async.sync]);
     if (strcmp(values->parallel.compress, "none") != 0)
         return error_user(error, "--compress %s and --delayed-update both change the update; leave one out",
                           values->parallel.compress);
     if (train_has_pipeline(run) && schedule_info(run->layout.kind)->is_asynchronous)
-        return error_user(error, "--delayed-update: a pipeline that is not flushed is late already; choose another "
-                                 "--schedule, or leave it out");
+        return error_user(error,
+                          "--delayed-update: a pipeline that is not flushed is late already; choose another "
+                          "--schedule, or leave it out");
     return STATUS_OK;
 }
 

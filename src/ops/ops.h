@@ -309,7 +309,8 @@ typedef struct {
 } SquaredNormPart;
 enum { SQUARED_NORM_BLOCKS = 256, SQUARED_NORM_ROOM = 2 * SQUARED_NORM_BLOCKS /* doubles, as f32 */ };
 int64_t squared_norm_grain(DType dtype, int64_t n); /* multiples of this many elements */
-void op_squared_norm_part(Graph *graph, Tensor *x, Tensor *total, bool add, SquaredNormPart part, Tensor *room);
+void op_squared_norm_part(Graph *graph, Tensor *x, Tensor *total, bool add, SquaredNormPart part,
+                          Tensor *room);
 
 extern const Op OP_SQUARED_NORM, OP_CLIP;
 void op_squared_norm(Graph *graph, Tensor *x, Tensor *total, bool add);

@@ -13,8 +13,8 @@ static UpdateSlices late_slices(const Updates *updates) {
         graph_tensor(graph, PLACE_OPTIMIZER, dtype, SHAPE(slices->n_local), "late gradient");
     for (int i = 0; i < slices->n_slices; i++) {
         slice[i] = slices->slice[i];
-        slice[i].gradient = graph_view(graph, updates->tensors->late, SHAPE(slice[i].n),
-                                       slice[i].local_first, "late gradient");
+        slice[i].gradient = graph_view(graph, updates->tensors->late, SHAPE(slice[i].n), slice[i].local_first,
+                                       "late gradient");
     }
     late.slice = slice;
     return late;

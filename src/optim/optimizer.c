@@ -114,11 +114,13 @@ Status optimizer_check(const OptimizerOptions *options, Precision precision, int
             error, "--clip-style check has nothing to check with --clip 0; give --clip, or leave it out");
     }
     if (options->n_prompt && options->clip_style == CLIP_CHECK)
-        return error_user(error, "--delayed-update knows the norm before it updates, and --clip-style check does not wait "
-                                 "for it; leave one out");
+        return error_user(
+            error, "--delayed-update knows the norm before it updates, and --clip-style check does not wait "
+                   "for it; leave one out");
     if (options->n_prompt && options->eager)
-        return error_user(error, "--delayed-update keeps a gradient over a step, and --eager-update leaves none; leave one "
-                                 "out");
+        return error_user(
+            error, "--delayed-update keeps a gradient over a step, and --eager-update leaves none; leave one "
+                   "out");
     if (options->eager && options->clip > 0.0) {
         return error_user(
             error,

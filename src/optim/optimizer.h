@@ -32,8 +32,8 @@ typedef struct {
     double decay_fraction;
     double weight_decay;
     double clip;
-    int clip_style; /* ClipStyle */
-    int moments;    /* MomentsKind */
+    int clip_style;   /* ClipStyle */
+    int moments;      /* MomentsKind */
     int64_t n_prompt; /* steps after which updates are a step late (late.h); 0: none is */
     bool eager;
     /* One member an optimizer: its hyperparameters. */

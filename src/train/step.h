@@ -50,7 +50,7 @@ typedef struct {
     ContextStyle context; /* how ranks share a sequence, where they do (cp) */
     int64_t loss_chunk;   /* tokens whose logits are in memory at a time, 0 for as many as seem good */
     uint64_t seed;
-    int64_t n_steps; /* of the run: its last step leaves no update to come; 0: nobody knows */
+    int64_t n_steps;            /* of the run: its last step leaves no update to come; 0: nobody knows */
     GradientSyncOptions sync;   /* {0}: one process */
     Precision precision;        /* {0}: f32 */
     Offload offload;            /* {0}: everything is in the memory that kernels work on */
@@ -122,8 +122,8 @@ typedef struct {
     Tensor *variance_norm;     /* where it says when to compress, */
     CompressedPhase phase;     /* where it stands, */
     LateUpdate late;
-    int regimes;               /* and which nodes the step that has begun runs */
-    LossScale scale;           /* of value 1 where it is not needed */
+    int regimes;         /* and which nodes the step that has begun runs */
+    LossScale scale;     /* of value 1 where it is not needed */
     int64_t n_unclipped; /* steps in a row whose gradient was short enough, and updates that were undone: */
     int64_t n_undone;    /* where they are checked later (checked.h) */
     int64_t B;           /* sequences of a micro-batch on this rank: at most micro_batch */

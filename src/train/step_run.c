@@ -250,7 +250,8 @@ static Status run_actions(TrainStep *step, const BatchSource *source, int64_t in
  * for. */
 bool train_step_runs_ahead(const TrainStep *step) {
     return executor_sends(&step->executor) && !step->loss.scale && !step->options.pipeline &&
-           !step->optimizer.late && !step->optimizer.assumed && STEP_MOST_BEGUN * step->n_actions <= EXECUTOR_MAX_PENDING;
+           !step->optimizer.late && !step->optimizer.assumed &&
+           STEP_MOST_BEGUN * step->n_actions <= EXECUTOR_MAX_PENDING;
 }
 
 /* Results travel in places 0 to 3, or 4 to 7. */

@@ -24,7 +24,8 @@ Status trainer_take_late(Trainer *trainer, const Checkpoint *checkpoint, float *
     if (!optimizer->late)
         return error_user(error, "the checkpoint has a gradient whose update is to come; resume with "
                                  "--delayed-update, as it was saved");
-    TRY(checkpoint_read_map(checkpoint, &trainer->table, state->n_moments - 1, &step->sync.moments, host, error));
+    TRY(checkpoint_read_map(checkpoint, &trainer->table, state->n_moments - 1, &step->sync.moments, host,
+                            error));
     TRY(executor_upload_f32(&step->executor, optimizer->late, 0, step->sync.moments.n_local, host, error));
     if (optimizer->late_factor) TRY(executor_upload(&step->executor, optimizer->late_factor, &factor, error));
     step->late = (LateUpdate){true, state->late_rate};

@@ -2,11 +2,11 @@
  * ends once, a request that cannot be says why, and closing waits for what was started. */
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stddef.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -183,10 +183,12 @@ static void parts_of_pages_are_kept(void **state) {
             Error written = {.status = STATUS_FAILED};
             bool is_write = i % 5 != 4, is_done;
             memset(memory, 0xee, N);
-            for (size_t k = 0; k < n && is_write; k++) memory[first + k] = model[first + k] = (unsigned char)rand();
+            for (size_t k = 0; k < n && is_write; k++)
+                memory[first + k] = model[first + k] = (unsigned char)rand();
             ScratchTransfer transfer = {is_write, first, memory + first, n, keep_error, &written};
             assert_int_equal(scratch_start(file, &transfer, &is_done, &error), STATUS_OK);
-            while (!is_done && __atomic_load_n(&written.status, __ATOMIC_ACQUIRE) == STATUS_FAILED) sched_yield();
+            while (!is_done && __atomic_load_n(&written.status, __ATOMIC_ACQUIRE) == STATUS_FAILED)
+                sched_yield();
             if (!is_write) assert_memory_equal(memory + first, model + first, n);
         }
         assert_int_equal(scratch_read(file, 0, memory, N, &error), STATUS_OK);

@@ -228,23 +228,27 @@ static void files_have_the_same_bits(void **state) {
     FarDevice *device = malloc(sizeof *device);
     assert_non_null(device);
     for (int i = 0; i < 36; i++) {
-        SmallUpdate update = {kinds[i / 3 % 3], i % 4 == 3 ? MOMENTS_8BIT : MOMENTS_F32, i % 5 == 4 ? CLIP_CHECK : CLIP_WAIT, 0};
+        SmallUpdate update = {kinds[i / 3 % 3], i % 4 == 3 ? MOMENTS_8BIT : MOMENTS_F32,
+                              i % 5 == 4 ? CLIP_CHECK : CLIP_WAIT, 0};
         bool is_lamb = update.optimizer == OPTIMIZER_LAMB;
         *device = (FarDevice){.is_late = i & 1};
         assert_int_equal(backend_cpu_open(&device->cpu, 1, &error), STATUS_OK);
         Backend far = far_backend(device);
-        Offload offload = offload_of(optimizers[i % 3], i % 7 == 6 ? OFFLOAD_FILE : OFFLOAD_NOWHERE, i % 6 == 5 ? 0.3 : 0.0);
+        Offload offload = offload_of(optimizers[i % 3], i % 7 == 6 ? OFFLOAD_FILE : OFFLOAD_NOWHERE,
+                                     i % 6 == 5 ? 0.3 : 0.0);
         offload.to[OFFLOAD_WEIGHTS] = OFFLOAD_FILE;
         strcpy(offload.folder, "/tmp");
         if (!is_lamb || offload.to[OFFLOAD_OPTIMIZER] != OFFLOAD_FILE) {
             offload.host_updates = i % 2 && !is_lamb;
             offload.to[OFFLOAD_GRADIENTS] = i % 2 ? OFFLOAD_HOST : OFFLOAD_NOWHERE;
-            compare(&device->cpu, &far, i % N_SMALL_TRAININGS, precisions[i % N_PRECISIONS_HERE], &offload, update);
+            compare(&device->cpu, &far, i % N_SMALL_TRAININGS, precisions[i % N_PRECISIONS_HERE], &offload,
+                    update);
             assert_true(device->n_copies > 10 * SMALL_STEPS);
         }
         offload.to[OFFLOAD_GRADIENTS] = OFFLOAD_FILE;
         if (i % 4 == 2) offload.to[OFFLOAD_WEIGHTS] = OFFLOAD_NOWHERE;
-        compare(&device->cpu, &device->cpu, i % N_SMALL_TRAININGS, precisions[i / 2 % N_PRECISIONS_HERE], &offload, update);
+        compare(&device->cpu, &device->cpu, i % N_SMALL_TRAININGS, precisions[i / 2 % N_PRECISIONS_HERE],
+                &offload, update);
         if (i % 9) continue; /* nothing to take a norm for */
         *device = (FarDevice){.is_late = i & 1, .cpu = device->cpu};
         offload.host_updates = false;
@@ -262,23 +266,29 @@ static void late_updates_have_the_same_bits(void **state) {
     FarDevice *device = malloc(sizeof *device);
     assert_non_null(device);
     for (int i = 0; i < 24; i++) {
-        SmallUpdate update = {kinds[i / 4 % 3], i % 5 == 4 ? MOMENTS_8BIT : MOMENTS_F32, CLIP_WAIT, 1 + i % 3};
+        SmallUpdate update = {kinds[i / 4 % 3], i % 5 == 4 ? MOMENTS_8BIT : MOMENTS_F32, CLIP_WAIT,
+                              1 + i % 3};
         bool is_lamb = update.optimizer == OPTIMIZER_LAMB;
         *device = (FarDevice){.is_late = i & 1};
         assert_int_equal(backend_cpu_open(&device->cpu, 1, &error), STATUS_OK);
         Backend far = far_backend(device);
-        Offload offload = offload_of(i & 2 && !is_lamb ? OFFLOAD_FILE : OFFLOAD_HOST, OFFLOAD_NOWHERE, i % 6 == 5 ? 0.3 : 0.0);
+        Offload offload = offload_of(i & 2 && !is_lamb ? OFFLOAD_FILE : OFFLOAD_HOST, OFFLOAD_NOWHERE,
+                                     i % 6 == 5 ? 0.3 : 0.0);
         offload.to[OFFLOAD_GRADIENTS] = i % 4 == 3 ? OFFLOAD_HOST : OFFLOAD_NOWHERE;
         offload.host_updates = i % 3 == 1 && !is_lamb;
-        compare(&device->cpu, &far, i % N_SMALL_TRAININGS, precisions[i % N_PRECISIONS_HERE], &offload, update);
+        compare(&device->cpu, &far, i % N_SMALL_TRAININGS, precisions[i % N_PRECISIONS_HERE], &offload,
+                update);
         offload = offload_of(OFFLOAD_FILE, OFFLOAD_NOWHERE, 0.0);
         if (i % 3 == 2) offload.to[OFFLOAD_WEIGHTS] = OFFLOAD_FILE;
-        compare(&device->cpu, &device->cpu, i % N_SMALL_TRAININGS, precisions[i / 2 % N_PRECISIONS_HERE], &offload, update);
+        compare(&device->cpu, &device->cpu, i % N_SMALL_TRAININGS, precisions[i / 2 % N_PRECISIONS_HERE],
+                &offload, update);
     }
     size_t n_bytes;
     void *prompt = train_small_offloaded(&device->cpu, 0, PRECISION_F32, NULL, (SmallUpdate){0}, &n_bytes);
-    void *late = train_small_offloaded(&device->cpu, 0, PRECISION_F32, NULL, (SmallUpdate){.n_prompt = 2}, &n_bytes);
-    void *later = train_small_offloaded(&device->cpu, 0, PRECISION_F32, NULL, (SmallUpdate){.n_prompt = SMALL_STEPS}, &n_bytes);
+    void *late =
+        train_small_offloaded(&device->cpu, 0, PRECISION_F32, NULL, (SmallUpdate){.n_prompt = 2}, &n_bytes);
+    void *later = train_small_offloaded(&device->cpu, 0, PRECISION_F32, NULL,
+                                        (SmallUpdate){.n_prompt = SMALL_STEPS}, &n_bytes);
     assert_memory_not_equal(prompt, late, n_bytes);
     assert_memory_equal(prompt, later, n_bytes);
     free(prompt), free(late), free(later);

@@ -116,7 +116,7 @@ size_t reduce_output_scratch(const Node *node, int of, int sums) {
 
 enum {
     ALL_BLOCKS = SQUARED_NORM_BLOCKS, /* partial sums */
-    ALL_CHUNK = 4096, /* floats between folds into double */
+    ALL_CHUNK = 4096,                 /* floats between folds into double */
     ALL_ACCUMULATORS = 8,
 };
 

@@ -46,8 +46,7 @@ Status borders_write(ScratchBorders *borders, uint64_t offset, const void *bytes
                      void *context, Error *error) {
     uint64_t page = offset / SCRATCH_PAGE;
     size_t at = find(borders, page);
-    if (at == borders->n || borders->page[at].page != page)
-        TRY(add(borders, at, page, load, context, error));
+    if (at == borders->n || borders->page[at].page != page) TRY(add(borders, at, page, load, context, error));
     memcpy(borders->page[at].bytes + offset % SCRATCH_PAGE, bytes, n);
     return STATUS_OK;
 }
@@ -55,8 +54,8 @@ Status borders_write(ScratchBorders *borders, uint64_t offset, const void *bytes
 void borders_refresh(ScratchBorders *borders, uint64_t offset, const void *pages, size_t n_bytes) {
     uint64_t first = offset / SCRATCH_PAGE, end = first + n_bytes / SCRATCH_PAGE;
     for (size_t i = find(borders, first); i < borders->n && borders->page[i].page < end; i++)
-        memcpy(borders->page[i].bytes,
-               (const char *)pages + (borders->page[i].page - first) * SCRATCH_PAGE, SCRATCH_PAGE);
+        memcpy(borders->page[i].bytes, (const char *)pages + (borders->page[i].page - first) * SCRATCH_PAGE,
+               SCRATCH_PAGE);
 }
 
 void borders_overlay(const ScratchBorders *borders, uint64_t offset, void *pages, size_t n_bytes) {
@@ -69,7 +68,8 @@ void borders_overlay(const ScratchBorders *borders, uint64_t offset, void *pages
 bool borders_have(const ScratchBorders *borders, uint64_t offset, size_t n_bytes) {
     uint64_t first = offset / SCRATCH_PAGE, n_pages = n_bytes / SCRATCH_PAGE;
     size_t at = find(borders, first);
-    return at + n_pages <= borders->n && (!n_pages || borders->page[at + n_pages - 1].page == first + n_pages - 1);
+    return at + n_pages <= borders->n &&
+           (!n_pages || borders->page[at + n_pages - 1].page == first + n_pages - 1);
 }
 
 void borders_free(ScratchBorders *borders) {

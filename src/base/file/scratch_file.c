@@ -214,8 +214,7 @@ static Status write_ends(ScratchFile *file, ScratchTransfer *transfer, Error *er
     size_t tail = (transfer->n_bytes - head) % SCRATCH_PAGE;
     uint64_t end = transfer->offset + transfer->n_bytes;
     const char *memory = transfer->memory;
-    if (head)
-        TRY(borders_write(&file->borders, transfer->offset, memory, head, load_border, file, error));
+    if (head) TRY(borders_write(&file->borders, transfer->offset, memory, head, load_border, file, error));
     if (tail)
         TRY(borders_write(&file->borders, end - tail, memory + transfer->n_bytes - tail, tail, load_border,
                           file, error));

@@ -167,7 +167,8 @@ static Tensor *ring_of(Pass *pass, const Range *range) {
     int64_t n = range->end - range->first, skip = skip_of(pass, range);
     size_t n_bytes = whole_pages((size_t)(skip + n) * element_bytes(pass));
     if (pass->ring_at + n_bytes > pass->ring_bytes) pass->ring_at = 0;
-    Tensor *view = graph_view(pass->graph, pass->ring, SHAPE(1), (int64_t)(pass->ring_at / 4), pass->ring->name);
+    Tensor *view =
+        graph_view(pass->graph, pass->ring, SHAPE(1), (int64_t)(pass->ring_at / 4), pass->ring->name);
     view->dtype = pass->root->dtype;
     view->shape = SHAPE(skip + n);
     pass->ring_at += n_bytes;

@@ -44,9 +44,7 @@ static Status run(Late *late, Error *error) {
 }
 
 Status verify_train_late(VerifyReference *reference, const VerifyOptions *options, Error *error) {
-    Late late = {.options = options,
-                 .reference = reference,
-                 .n_elements = reference->table.n_flat_elements};
+    Late late = {.options = options, .reference = reference, .n_elements = reference->table.n_flat_elements};
     VerifyCase alone = {.n_micro_batches = 1, .n_chunks = 1};
     VerifySetting setting = options->setting;
     setting.n_prompt = 0;
