@@ -17,6 +17,10 @@ for words in weights:host,gradients:host weights:file=.,gradients:file=.,optimiz
         --offload "$words" --offload-bucket-mb 0.005
     grep -q "$((2 * n)) layouts in .*, 0 differ" out || fail "verify --offload $words says: $(cat out)"
 done
+# Updates that are a step late: as one process makes them of gradients that it keeps, with the same bits wherever state is.
+limit=300 ranks 4 verify --layers 5 --channels 20 --heads 5 --context 9 --vocab 37 --threads 1 --steps 5 --delayed-update 2 --sample $((2 * n)) \
+    --offload optimizer:file=. --offload-bucket-mb 0.005
+grep -q "$((2 * n)) layouts in .*, 0 differ" out || fail "verify --delayed-update says: $(cat out)"
 # Every optimizer and all kinds of moments, sharded and not.
 for words in "--optimizer lamb" "--optimizer muon --moments 8bit" "--moments 8bit" "--moments bf16"; do
     # shellcheck disable=SC2086

@@ -69,10 +69,14 @@ mkdir small/in
 mount -o remount,ro small
 refused '/small.*read-only/' train "${options[@]}" --out x --offload optimizer:file=small/in
 mount -o remount,rw small
+refused '/small.*iB free.*takes/' train "${options[@]}" --channels 512 --out x --offload weights:file=small/in,gradients:file=small/in
 refused '/iB free.*takes/' train "${options[@]}" --channels 512 --out x --offload optimizer:file=small/in
 
 # No direct I/O: said, and the same bits.
 mkdir -p /dev/shm/pgpt-test-offload && pgpt train "${options[@]}" --out cached --offload optimizer:file=/dev/shm/pgpt-test-offload
+same_files plain cached
+rm -r cached
+pgpt train "${options[@]}" --out cached --offload weights:file=/dev/shm/pgpt-test-offload,gradients:file=/dev/shm/pgpt-test-offload
 rmdir /dev/shm/pgpt-test-offload
 same_files plain cached
 
@@ -93,6 +97,9 @@ for io in auto threads; do
     rm -rf run new
     fails 'cannot write to a file in disk: .*checkpoints are whole.*--resume' "${options[@]}" --out new \
         --offload optimizer:file=disk --offload-io $io
+    fails 'cannot write to a file in disk: .*another disk' "${options[@]}" --out newer \
+        --offload weights:file=disk,gradients:file=disk,optimizer:file=disk --offload-io $io
+    rm -rf newer
     cp -r plain run
     rm -r run/checkpoints/step-00000009 run/checkpoints/step-00000012
     fails 'cannot write to a file in disk: .*another disk' --resume run --offload optimizer:file=disk --offload-io $io

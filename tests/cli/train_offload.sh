@@ -97,6 +97,43 @@ pgpt train --resume two --offload ""
 pgpt train --resume one --offload weights:file=disk,gradients:file=disk
 same_files one two 00000012
 
+# Updates that are a step late: the same with and without offload, over a resume and over SIGKILL, and where a run goes on with the
+# other; not those of a run without. The gradient that is kept is in checkpoints, and the last one has none.
+late=(--delayed-update 4)
+for words in "" "--dtype f16" "--dtype pure-bf16 --micro-batch 1" "--optimizer muon --moments 8bit" "--optimizer lamb --clip 0.3"; do
+    rm -rf one two
+    # shellcheck disable=SC2086
+    pgpt train "${options[@]}" --steps 18 --out one $words "${late[@]}"
+    # shellcheck disable=SC2086
+    pgpt train "${options[@]}" --steps 18 --out two $words "${late[@]}" "${away[@]}"
+    for step in 00000006 00000012 00000018; do same_files one two $step; done
+    same_losses one two
+    grep -q '"late_update"' two/checkpoints/step-00000012/manifest.json || fail "no gradient is kept"
+    ! grep -q '"late_update"' two/checkpoints/step-00000018/manifest.json || fail "an update is left"
+    rm -r one/checkpoints/step-0000001* two/checkpoints/step-00000018
+    pgpt train --resume one "${away[@]}"
+    pgpt train --resume two --offload ""
+    same_files one two 00000018
+done
+! cmp -s plain/checkpoints/step-00000012/model.safetensors two/checkpoints/step-00000012/model.safetensors || fail "no update was late"
+rm -r two/checkpoints/step-00000018
+refused "/update is to come/" train --resume two --delayed-update 0
+for ((k = 0; k < 3; k++)); do
+    "$PGPT" train "${options[@]}" --save-every 1 --out killed "${late[@]}" --resume auto "${away[@]}" >out 2>err </dev/null &
+    process=$!
+    sleep "0.$((RANDOM % 2))$((RANDOM % 10))"
+    kill -KILL $process 2>/dev/null || true
+    wait $process 2>/dev/null || true
+done
+rm -rf one
+pgpt train "${options[@]}" --out killed "${late[@]}" --resume auto "${away[@]}"
+pgpt train "${options[@]}" --out one "${late[@]}"
+same_files one killed 00000024
+rm -rf killed
+refused "/clip-style/" train "${options[@]}" --out x "${late[@]}" --clip-style check
+refused "/eager-update/" train "${options[@]}" --out x "${late[@]}" --eager-update --clip 0
+refused "/gradients:host/" train "${options[@]}" --out x "${late[@]}" --offload optimizer:file=disk,gradients:file=disk
+
 # Weights, in an evaluation too: a copy here, which only verify allows.
 pgpt verify --threads 1 --steps 3 --offload weights,gradients,optimizer:file=disk,activations:host --offload-bucket-mb 0.01
 grep -q ', 0 differ' out || fail "verify: $(cat out)"

@@ -27,21 +27,15 @@
 #include "ops/ops.h"
 #include "ops/update/update.h"
 #include "parallel/offload/offload_files.h"
-#include "parallel/offload/offload_homes.h"
-#include "parallel/offload/offload_messages.h"
 #include "parallel/offload/offload_ready.h"
+#include "parallel/offload/offload_slots.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 enum {
-    SLOTS = 3,         /* one comes, one is updated, one goes */
-    STREAM_SLOTS = 12, /* on a device: it is ahead by what it computes between two turns */
-    STREAM_PARTS = 16, /* but no more than this part of all pieces */
-    COPY_SLOTS = NODE_MAX_INPUTS + NODE_MAX_OUTPUTS, /* behind the slots of an update's tensors */
-    FILE_COPY_SLOT = COPY_SLOTS + OFFLOAD_MOST_ARRAYS,
-    SLOT_KINDS,
-    GRAIN = 64, /* elements: pieces begin at multiples of this */
+    STREAM_PARTS = 16, /* a part of all pieces: no more are in slots */
+    GRAIN = 64,        /* elements: pieces begin at multiples of this */
 };
 
 /* A piece of an update: elements first .. first + n - 1 of its node. */
@@ -63,9 +57,6 @@ typedef struct {
     int n_written;
 } Turn;
 
-/* Where slots are. */
-enum { AT_HOST, ON_DEVICE, N_SIDES };
-
 /* Of a section. */
 typedef struct {
     Turn *turn;
@@ -81,12 +72,9 @@ typedef struct {
     Node *const *node; /* of the graph as it was */
     int at;            /* and which of them is looked at */
     Turns turns[N_SECTIONS];
-    /* By the tensor's place in the node; of copies, the array. */
-    Tensor *slot[N_SIDES][STREAM_SLOTS][SLOT_KINDS][N_DTYPES];
-    int n_slots;
-    bool hides;   /* a turn is taken in the backward */
-    bool streams; /* slots are the device's */
-    int64_t slot_elements;
+    OffloadSlots slots;
+    bool hides;                     /* a turn is taken in the backward */
+    bool streams;                   /* slots are the device's */
     Tensor *small[NODE_MAX_INPUTS]; /* copies on the host of inputs that are the same for all turns */
 } Pass;
 
@@ -157,7 +145,7 @@ static void add_turn(Pass *pass, Turns *turns, int number, int64_t first, int64_
     if (!stays && (turn.streams || !pass->has_own_memory || node->regimes == REGIME_LATE))
         turn.ready = offload_ready(pass->graph, pass->graph->n_nodes, number, first, n);
     pass->streams |= turn.streams;
-    if (n > pass->slot_elements && (!stays || offload_touches_file(node))) pass->slot_elements = n;
+    if (n > pass->slots.n_elements && (!stays || offload_touches_file(node))) pass->slots.n_elements = n;
     pass->hides |= turn.ready >= 0;
     turns->turn[turns->n++] = turn;
     make_homes(pass, &turn);
@@ -204,21 +192,6 @@ static void find_turns(Pass *pass, Section section) {
 }
 
 /* ---- what a turn needs, and when it may be sent for */
-
-/* A slot of this turn for n elements as the tensor's, on a side; at: its place among the inputs, then the
- * outputs. */
-static Tensor *slot_for(Pass *pass, int side, int turn, int at, const Tensor *tensor, int64_t n) {
-    Tensor **slot = &pass->slot[side][turn % pass->n_slots][at][tensor->dtype];
-    int64_t size = (int64_t)dtype_info(tensor->dtype)->n_bytes;
-    int64_t skip = offload_is_in_file(tensor)
-                       ? offload_page_skip(tensor_root((Tensor *)tensor), tensor_root_element(tensor))
-                       : 0;
-    if (!*slot)
-        *slot = graph_tensor(pass->graph, side == ON_DEVICE ? PLACE_STATE : PLACE_HOST, tensor->dtype,
-                             SHAPE(offload_units(tensor, pass->slot_elements) + PLAN_PAGE / size),
-                             "%s (slot %d)", tensor->name, turn % pass->n_slots);
-    return graph_view(pass->graph, *slot, SHAPE(offload_units(tensor, n)), skip, (*slot)->name);
-}
 
 static Tensor *part_of(Pass *pass, const Turn *turn, Tensor *tensor) {
     if (turn->first == 0 && turn->n == update_n_elements(turn->node)) return tensor;
@@ -273,9 +246,9 @@ static bool is_settled(const Pass *pass, const Turns *turns, const Turn *turn, c
 /* The way to a slot; the other way is `take_back`'s. */
 static Tensor *bring(Pass *pass, int number, Turn *turn, int at, Tensor *from) {
     int side = side_of(pass, turn);
-    Tensor *slot = slot_for(pass, side, number, at, from, turn->n);
+    Tensor *slot = offload_slot(&pass->slots, side, number, at, from, turn->n);
     if (side == ON_DEVICE && place_is_file(place_of(from))) {
-        Tensor *between = slot_for(pass, AT_HOST, number, at, from, turn->n);
+        Tensor *between = offload_slot(&pass->slots, AT_HOST, number, at, from, turn->n);
         op_fetch(pass->graph, from, between);
         from = between;
     }
@@ -298,7 +271,7 @@ static bool is_only_written(const Node *node, int k) {
 
 /* And is its slot free by then? That of an earlier section's turn may be on its way to a file. */
 static bool may_be_brought_last(const Pass *pass, int number, const Tensor *part) {
-    return number >= pass->n_slots || !offload_is_in_file(part);
+    return number >= pass->slots.n || !offload_is_in_file(part);
 }
 
 /* Everything that the kernel needs is sent for, or, before its time, what may be. */
@@ -326,7 +299,7 @@ static void begin_turn(Pass *pass, const Turns *turns, int number, bool is_time)
         if (!is_flat_output(node, k) || is_in_reach(pass, turn, part, is_state(pass, output)))
             turn->output[k] = part;
         else if (is_only_written(node, k) && may_be_brought_last(pass, number, part))
-            turn->output[k] = slot_for(pass, side_of(pass, turn), number, at, part, turn->n);
+            turn->output[k] = offload_slot(&pass->slots, side_of(pass, turn), number, at, part, turn->n);
         else if (is_time || is_settled(pass, turns, turn, output))
             turn->output[k] = bring(pass, number, turn, at, part);
     }
@@ -356,9 +329,9 @@ static const void *attributes_of(Pass *pass, const Turn *turn) {
 
 /* Slots that an earlier turn sends to the device from are free again. */
 static void free_slots(Pass *pass, const Turns *turns, int number) {
-    if (number < pass->n_slots) return;
+    if (number < pass->slots.n) return;
     bool is_at_host = side_of(pass, &turns->turn[number]) == AT_HOST;
-    const Turn *before = &turns->turn[number - pass->n_slots];
+    const Turn *before = &turns->turn[number - pass->slots.n];
     for (int i = 0; i < before->n_up && is_away(pass, &turns->turn[number]); i++)
         op_move_wait(pass->graph, before->up[i], true);
     for (int i = 0; i < before->n_written; i++) op_move_wait(pass->graph, before->written[i], is_at_host);
@@ -368,7 +341,7 @@ static void free_slots(Pass *pass, const Turns *turns, int number) {
 static void take_to_file(Pass *pass, int number, Turn *turn, int k, Tensor *to) {
     Tensor *from = turn->output[k];
     if (side_of(pass, turn) == ON_DEVICE) {
-        Tensor *between = slot_for(pass, AT_HOST, number, NODE_MAX_INPUTS + k, to, turn->n);
+        Tensor *between = offload_slot(&pass->slots, AT_HOST, number, NODE_MAX_INPUTS + k, to, turn->n);
         turn->written[turn->n_written++] = op_offload(pass->graph, from, between);
         op_offload(pass->graph, between, to);
     } else turn->written[turn->n_written++] = op_offload(pass->graph, from, to);
@@ -416,7 +389,7 @@ static void run_turn(Pass *pass, const Turns *turns, int number) {
     update->phase = node->phase;
     take_back(pass, number, turn);
     turn->was_run = true;
-    int ahead = number + pass->n_slots - 1;
+    int ahead = number + pass->slots.n - 1;
     if (ahead < turns->n) begin_turn(pass, turns, ahead, false);
     graph->regimes = regimes;
 }
@@ -440,7 +413,7 @@ static void bring_small(Pass *pass, const Turns *turns, const Node *node) {
 
 static void begin_turns(Pass *pass, const Turns *turns) {
     int regimes = pass->graph->regimes;
-    for (int i = 0; i < pass->n_slots - 1 && i < turns->n; i++) begin_turn(pass, turns, i, false);
+    for (int i = 0; i < pass->slots.n - 1 && i < turns->n; i++) begin_turn(pass, turns, i, false);
     pass->graph->regimes = regimes;
 }
 
@@ -462,81 +435,6 @@ static void run_ready(Pass *pass, int number) {
     const Turns *turns = &pass->turns[SECTION_UPDATE];
     for (int i = 0; i < turns->n; i++)
         if (turns->turn[i].ready == number) run_turn(pass, turns, i);
-}
-
-/* ---- copies of the state */
-
-static Tensor *copy_slot(Pass *pass, int number, int array, const Tensor *piece) {
-    int side = pass->streams ? ON_DEVICE : AT_HOST;
-    Tensor *slot = slot_for(pass, side, number, COPY_SLOTS + array, piece, 0);
-    return graph_view(pass->graph, tensor_root(slot), SHAPE(tensor_count(piece)), 0, slot->name);
-}
-
-static void copy_piece(Pass *pass, int number, int array, Tensor *from, Tensor *to) {
-    Graph *graph = pass->graph;
-    bool is_in_reach_of_host = pass->has_own_memory && !pass->streams; /* else moves may be under way */
-    if (!place_is_beside(from->place) || (!place_is_file(from->place) && is_in_reach_of_host)) {
-        op_copy_into(graph, from, to, WRITE_FRESH);
-        graph->node[graph->n_nodes - 1]->is_on_host = from->place == PLACE_HOST;
-        return;
-    }
-    Tensor *slot = copy_slot(pass, number, array, from);
-    op_fetch(graph, from, slot);
-    op_offload(graph, slot, to); /* the mover knows which of the two comes first */
-}
-
-static void copy_pieces(Pass *pass, const Node *node) {
-    const OffloadArrays *arrays = &pass->arrays;
-    int number = offload_array_of(arrays, node->input[0]);
-    const OffloadArray *from = &arrays->array[number];
-    const OffloadArray *to = &arrays->array[offload_array_of(arrays, node->output[0])];
-    for (int i = 0; i < from->n_homes; i++)
-        copy_piece(pass, i, number, from->homes[i].home, to->homes[i].home);
-}
-
-static bool is_copy_of_array(const Pass *pass, const Node *node) {
-    return node->op == &OP_COPY && offload_array_of(&pass->arrays, node->input[0]) >= 0 &&
-           offload_array_of(&pass->arrays, node->output[0]) >= 0;
-}
-
-/* A gradient is kept for a later update: numbers of the step become state. They are there until the section
- * ends. */
-static bool is_copy_to_array(const Pass *pass, const Node *node) {
-    return node->op == &OP_COPY && offload_array_of(&pass->arrays, node->input[0]) < 0 &&
-           offload_array_of(&pass->arrays, tensor_root(node->output[0])) >= 0;
-}
-
-static const Node *keep_piece(Pass *pass, int number, int array, Tensor *from, Tensor *home) {
-    Graph *graph = pass->graph;
-    if (!place_is_beside(home->place)) {
-        op_copy_into(graph, from, home, WRITE_FRESH);
-        return NULL;
-    }
-    Tensor *to = place_is_file(home->place) ? copy_slot(pass, number, array, home) : home;
-    const Node *move = op_offload(graph, from, to);
-    if (to != home) op_offload(graph, to, home);
-    return move;
-}
-
-static void keep_pieces(Pass *pass, const Node *node) {
-    Graph *graph = pass->graph;
-    int number = offload_array_of(&pass->arrays, tensor_root(node->output[0])), n_moves = 0;
-    const OffloadArray *to = &pass->arrays.array[number];
-    const Node **move = ARENA_ARRAY(&graph->arena, const Node *, to->n_homes + 1);
-    int64_t first = tensor_root_element(node->output[0]), end = first + tensor_count(node->output[0]);
-    int64_t size = (int64_t)dtype_info(to->root->dtype)->n_bytes;
-    graph_check(
-        graph, !offload_is_in_file(node->input[0]),
-        "--delayed-update keeps a second gradient beside that in a file; give gradients:host, or leave "
-        "out gradients");
-    for (int i = 0; i < to->n_homes; i++) {
-        int64_t at = (int64_t)to->homes[i].first_byte / size, n = tensor_count(to->homes[i].home);
-        if (at < first || at + n > end) continue;
-        Tensor *from = graph_view(graph, node->input[0], SHAPE(n), at - first, node->input[0]->name);
-        move[n_moves] = keep_piece(pass, i, number, from, to->homes[i].home);
-        n_moves += move[n_moves] != NULL;
-    }
-    for (int i = 0; i < n_moves; i++) op_move_wait(graph, move[i], false);
 }
 
 /* ---- the pass */
@@ -561,6 +459,10 @@ static void make_nodes(Pass *pass, OffloadFiles *files) {
     Graph *graph = pass->graph;
     int n_nodes = graph->n_nodes;
     Node *const *nodes = arena_copy(&graph->arena, graph->node, (size_t)n_nodes * sizeof *nodes);
+    OffloadCopies copies = {.arrays = &pass->arrays,
+                            .slots = &pass->slots,
+                            .streams = pass->streams,
+                            .is_in_reach_of_host = pass->has_own_memory && !pass->streams};
     bool has_begun = false;
     graph->n_nodes = 0;
     pass->node = nodes;
@@ -575,15 +477,7 @@ static void make_nodes(Pass *pass, OffloadFiles *files) {
             run_turns(pass, node);
             continue;
         }
-        if (is_copy_of_array(pass, node)) {
-            copy_pieces(pass, node);
-            continue;
-        }
-        if (is_copy_to_array(pass, node)) {
-            keep_pieces(pass, node);
-            continue;
-        }
-        if (offload_files_take(files, node)) continue;
+        if (offload_copies_take(&copies, node) || offload_files_take(files, node)) continue;
         int n_before = graph->n_nodes;
         if (pass->hides && node->section == SECTION_BACKWARD && !has_begun) {
             hide_turns(pass);
@@ -638,7 +532,7 @@ static void check_rest(const Pass *pass) {
 /* A few of the pieces: a small model is not to have all of its state in slots. */
 static int slots_for(int n_turns) {
     int n = n_turns / STREAM_PARTS;
-    return n < SLOTS ? SLOTS : n > STREAM_SLOTS ? STREAM_SLOTS : n;
+    return n < OFFLOAD_SLOTS ? OFFLOAD_SLOTS : n > STREAM_SLOTS ? STREAM_SLOTS : n;
 }
 
 static bool has_files(const Offload *offload) {
@@ -658,7 +552,7 @@ void offload_update(Graph *graph, const Offload *offload, const BackendTraits *t
     if ((!moves_state && !has_files(offload)) || graph->error.status != STATUS_OK) return;
     Pass pass = {.graph = graph,
                  .offload = offload,
-                 .n_slots = SLOTS,
+                 .slots = {.graph = graph, .n = OFFLOAD_SLOTS},
                  .moves_state = moves_state,
                  .has_own_memory = traits_has_own_memory(traits)};
     Section section_before = graph->section;
@@ -666,7 +560,7 @@ void offload_update(Graph *graph, const Offload *offload, const BackendTraits *t
     if (!find_state(&pass) || !check_updates(&pass)) return;
     OffloadFiles files = offload_files_open(graph, offload, traits);
     for (int section = 0; section < N_SECTIONS; section++) find_turns(&pass, (Section)section);
-    if (pass.streams) pass.n_slots = slots_for(pass.turns[SECTION_UPDATE].n);
+    if (pass.streams) pass.slots.n = slots_for(pass.turns[SECTION_UPDATE].n);
     make_nodes(&pass, &files);
     check_rest(&pass);
     offload_fill_gaps(&pass.arrays, offload->share >= 1.0);
