@@ -62,7 +62,8 @@ static double work_seconds(const Links *links, const Node *node, const CommWork 
 
 double simulate_comm_seconds(const Links *links, const Node *node) {
     CommWork work = work_of(node);
-    return work_seconds(links, node, &work);
+    double of_core;
+    return work_seconds(links, node, &work, &of_core);
 }
 
 /* ---- A part */
