@@ -301,9 +301,9 @@ typedef struct {
     float max_norm; /* 0: measure only, the factor is 1 */
 } ClipAttributes;
 
-/* A squared_norm that is cut into several nodes, in order, where the whole may be: elements first .. of n_all;
- * what they leave each other is in a second output, SQUARED_NORM_ROOM numbers. Attributes NULL: one node. The
- * last gives the bits of the whole. On the CPU. */
+/* A squared_norm that is cut into several nodes, in order, where the whole may be: elements first .. of
+ * n_all; what they leave each other is in a second output, SQUARED_NORM_ROOM numbers. Attributes NULL: one
+ * node. The last gives the bits of the whole. On the CPU. */
 typedef struct {
     int64_t first, n_all;
 } SquaredNormPart;

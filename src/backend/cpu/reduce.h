@@ -48,8 +48,8 @@ typedef enum { REDUCE_SUM, REDUCE_SQUARES } ReduceKind;
 double reduce_all(const float *x, int64_t n, ReduceKind kind, void *scratch, int n_threads);
 size_t reduce_all_scratch(void);
 
-/* Of the squares of n_all elements, blocks of squared_norm_grain: those from element `first` on, n elements of
- * x; and the sum of all of them, as reduce_all has it. */
+/* Of the squares of n_all elements, blocks of squared_norm_grain: those from element `first` on, n elements
+ * of x; and the sum of all of them, as reduce_all has it. */
 void reduce_some(const float *x, int64_t first, int64_t n, int64_t n_all, double *partial, int n_threads);
 double reduce_end_all(const double *partial, int64_t n_all);
 

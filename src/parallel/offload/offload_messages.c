@@ -27,8 +27,8 @@ static bool is_same_part(const Node *a, const Node *b) {
     return a->section == b->section && (section_is_of_step(a->section) || a->chunk == b->chunk);
 }
 
-/* Behind which node the wait for node `start` goes: the next but one of its part that starts something on this
- * array; the last of them where there is none. */
+/* Behind which node the wait for node `start` goes: the next but one of its part that starts something on
+ * this array; the last of them where there is none. */
 static int place_behind(const Graph *graph, const Tensor *root, int start) {
     int n = 0, at = start;
     for (int i = start + 1; i < graph->n_nodes && n < 2; i++) {

@@ -1,5 +1,5 @@
-/* Slots: room for a piece of each array that an update reads or writes, taken in turns, so that one piece comes
- * while another is worked on and a third goes. */
+/* Slots: room for a piece of each array that an update reads or writes, taken in turns, so that one piece
+ * comes while another is worked on and a third goes. */
 #ifndef PGPT_PARALLEL_OFFLOAD_OFFLOAD_SLOTS_H
 #define PGPT_PARALLEL_OFFLOAD_OFFLOAD_SLOTS_H
 
