@@ -16,7 +16,6 @@ if(CMAKE_SYSTEM_NAME STREQUAL Linux AND CMAKE_LINKER AND CMAKE_OBJCOPY AND NOT C
         COMMENT "Closing the static library"
         COMMAND_EXPAND_LISTS VERBATIM)
     add_library(pgpt_closed STATIC "${closed_object}")
-    add_dependencies(pgpt_closed pgpt_static) # make, other than ninja, knows no rule for another target's objects
     set_target_properties(
         pgpt_closed PROPERTIES OUTPUT_NAME pgpt LINKER_LANGUAGE C
                                ARCHIVE_OUTPUT_DIRECTORY "${CMAKE_CURRENT_BINARY_DIR}/closed")

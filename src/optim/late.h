@@ -4,8 +4,8 @@
  *
  *     W[t + 1] = W[t] - update(g[t - 1])          g[t] = gradient at W[t]
  *
- *     executor_run(SECTION_BACKWARD), executor_run(SECTION_UPDATE)      nodes of REGIME_LATE: the late update;
- *                                                                       then keep the gradient
+ *     executor_run(SECTION_BACKWARD), executor_run(SECTION_UPDATE)  nodes of REGIME_LATE: the late update;
+ *                                                                   then keep the gradient
  *     executor_run(SECTION_REDO)                                        the update of what was kept, at once
  *
  * The last is for the first steps of a run, in which no update is late, and for its last step, which leaves

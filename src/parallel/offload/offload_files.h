@@ -3,7 +3,8 @@
  * check), that is in the file, too.
  *
  *     OffloadFiles files = offload_files_open(graph, &offload, traits);
- *     for each node of the graph as it was: if (!offload_files_take(&files, node)) graph_append(graph, node); */
+ *     for each node of the graph as it was:
+ *         if (!offload_files_take(&files, node)) graph_append(graph, node); */
 #ifndef PGPT_PARALLEL_OFFLOAD_OFFLOAD_FILES_H
 #define PGPT_PARALLEL_OFFLOAD_OFFLOAD_FILES_H
 
