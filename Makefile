@@ -5,6 +5,7 @@
 
 PREFIX ?= /usr/local
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
+TEST_JOBS ?= 2
 CMAKE  ?= cmake
 SETUP  ?= scripts/setup
 
@@ -13,7 +14,7 @@ generator  = "$${CMAKE_GENERATOR:-$$(command -v ninja >/dev/null && echo Ninja)}
 options   := $(foreach name,$(filter PGPT_%,$(.VARIABLES)),'-D$(name)=$($(name))')
 configure  = MAKEFLAGS= CMAKE_GENERATOR=$(generator) $(CMAKE) --preset $(1) $(options) $(2) >/dev/null
 build      = MAKEFLAGS= $(CMAKE) --build --preset $(1) -j $(JOBS)
-test       = ctest --preset $(1) -j 2
+test       = ctest --preset $(1) -j $(TEST_JOBS)
 
 .PHONY: all setup train test sanitize fuzz debug format format-check lint install clean help
 
