@@ -418,9 +418,55 @@ static void activations_take_less_memory(void **state) {
         assert_true(n_out[2][block] > n_out[1][block] / 4 && n_out[2][block] < n_out[1][block]);
 }
 
+/* Pieces are spread over the backward by what it computes, not taken all at once where they become ready. */
+static void updates_keep_pace_with_the_backward(void **state) {
+    (void)state;
+    Error error = {0};
+    Backend cpu;
+    ModelConfig config = {
+        .n_layers = 6, .n_heads = 4, .n_channels = 64, .context = 64, .vocabulary = 50, .tied = true};
+    OptimizerOptions optimizer = {.rate = 1e-2, .adamw = {0.9, 0.99, 1e-8}};
+    StepOptions options = {.batch = 4, .micro_batch = 4, .T = 64};
+    options.offload = offload_of(OFFLOAD_FILE, OFFLOAD_NOWHERE, 0.0);
+    options.offload.bucket_bytes = 4096;
+    assert_int_equal(backend_cpu_open(&cpu, 1, &error), STATUS_OK);
+    assert_int_equal(config_complete(&config, 50, &error), STATUS_OK);
+    ParameterTable table;
+    TrainStep step;
+    assert_int_equal(parameters_build(&table, &config, &error), STATUS_OK);
+    assert_int_equal(train_step_plan(&step, &config, &table, &options, &optimizer, &cpu, &error), STATUS_OK);
+    double all = 0.0, done = 0.0;
+    int n = 0, n_done = 0, n_last = 0;
+    bool has_begun = false;
+    for (int i = 0; i < step.graph->n_nodes; i++) {
+        const Node *node = step.graph->node[i];
+        if (node->section != SECTION_BACKWARD) continue;
+        double flops = has_begun && !node->op->update ? op_cost(node).flops : 0.0;
+        has_begun |= node->op->update != 0;
+        n += node->op->update != 0;
+        all += flops;
+    }
+    has_begun = false;
+    assert_true(n > 60); /* of 4 KiB each; a block has about 48 */
+    for (int i = 0; i < step.graph->n_nodes; i++) {
+        const Node *node = step.graph->node[i];
+        if (node->section != SECTION_BACKWARD) continue;
+        has_begun |= node->op->update != 0;
+        if (has_begun && !node->op->update) done += op_cost(node).flops;
+        if (!node->op->update) n_last = n_done;
+        n_done += node->op->update != 0;
+        /* Not ahead of the pace; what costs bytes alone is the slack. */
+        if (node->op->update) assert_true(all * n_done / n - done < 0.02 * all);
+    }
+    assert_true(n_last > n / 2); /* the rest becomes ready with the last gradient, that of the embedding */
+    train_step_close(&step);
+    parameters_free(&table);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(words_are_read),
+        cmocka_unit_test(updates_keep_pace_with_the_backward),
         cmocka_unit_test(moves_wait_for_those_before_them),
         cmocka_unit_test(a_folder_that_is_not_there_is_refused),
         cmocka_unit_test(a_cpu_has_the_same_bits),

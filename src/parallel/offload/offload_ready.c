@@ -1,6 +1,5 @@
 /* What counts is memory alone: the last node of the backward that touches the piece's elements of the weights
- * or of the gradient. From there to the end of its block, so that a device which captures runs of nodes is
- * interrupted once a block. */
+ * or of the gradient. */
 #include "parallel/offload/offload_ready.h"
 
 #include "ops/update/update.h"
@@ -48,16 +47,6 @@ static bool is_free(const Graph *graph, int n_nodes, const Node *update) {
     return true;
 }
 
-/* The last node of the backward in the block of this one. */
-static int end_of_block(const Graph *graph, int n_nodes, int number) {
-    int end = number;
-    for (int i = number; i < n_nodes; i++) {
-        const Node *node = graph->node[i];
-        if (node->section == SECTION_BACKWARD && node->block == graph->node[number]->block) end = i;
-    }
-    return end;
-}
-
 int offload_ready(const Graph *graph, int n_nodes, int number, int64_t first, int64_t n) {
     const Node *update = graph->node[number];
     Piece gradient = piece_of(update->input[0], first, n), weights[NODE_MAX_OUTPUTS];
@@ -75,5 +64,5 @@ int offload_ready(const Graph *graph, int n_nodes, int number, int64_t first, in
         if (does && is_in_update) return -1;
         if (does && node->section == SECTION_BACKWARD) ready = i;
     }
-    return ready < 0 ? -1 : end_of_block(graph, n_nodes, ready);
+    return ready;
 }

@@ -12,8 +12,9 @@
  * updated where it lies: the gradient is sent out, and the new weights come back with a move that only the
  * device waits for. Updates are made element by element, so that pieces have the bits of the whole.
  *
- * Where nothing scales the gradient, a piece takes its turn in the backward of the last micro-batch, as soon
- * as its gradient is there (offload_ready.h), and the moves hide behind the rest of the backward.
+ * Where nothing scales the gradient, a piece takes its turn in the backward of the last micro-batch, once its
+ * gradient is there (offload_ready.h), at a pace at which the moves hide behind the rest of the backward
+ * (offload_pace.h).
  *
  * Clipping that does not wait (optim/optimizer.h) keeps the state as it was in copies: these get homes of the
  * same kind.
@@ -27,6 +28,7 @@
 #include "ops/ops.h"
 #include "ops/update/update.h"
 #include "parallel/offload/offload_files.h"
+#include "parallel/offload/offload_pace.h"
 #include "parallel/offload/offload_ready.h"
 #include "parallel/offload/offload_slots.h"
 
@@ -44,7 +46,7 @@ typedef struct {
     int index; /* of the node, where it was */
     int64_t first, n;
     int number;   /* in the order of the elements */
-    int ready;    /* behind which node it is made; -1: the update's place */
+    int ready;    /* behind which node of the backward it is made; -1: the update's place */
     bool stays;   /* with its state on the device */
     bool streams; /* what is away goes through slots of the device */
     bool was_run;
@@ -181,6 +183,17 @@ static int by_time(const void *a, const void *b) {
     return x->ready != y->ready ? (x->ready < y->ready ? -1 : 1) : x->number - y->number;
 }
 
+/* Those of the backward stand in front. */
+static void pace_turns(Pass *pass, Turns *turns) {
+    int *behind = ARENA_ARRAY(&pass->graph->arena, int, turns->n + 1), n = 0;
+    while (n < turns->n && turns->turn[n].ready >= 0) {
+        behind[n] = turns->turn[n].ready;
+        n++;
+    }
+    offload_pace(pass->graph, pass->graph->n_nodes, behind, n);
+    for (int i = 0; i < n; i++) turns->turn[i].ready = behind[i];
+}
+
 static void find_turns(Pass *pass, Section section) {
     const Graph *graph = pass->graph;
     Turns *turns = &pass->turns[section];
@@ -189,6 +202,7 @@ static void find_turns(Pass *pass, Section section) {
         if (graph->node[i]->section == section && is_offloaded(pass, graph->node[i]))
             cut_update(pass, turns, i);
     qsort(turns->turn, (size_t)turns->n, sizeof *turns->turn, by_time);
+    pace_turns(pass, turns);
 }
 
 /* ---- what a turn needs, and when it may be sent for */
