@@ -129,7 +129,7 @@ Status bench_generate_open(BenchGeneration *bench, const BenchSetup *setup, Erro
     *bench = (BenchGeneration){.sampler = SAMPLER_DEFAULTS};
     TRY(plan(bench, setup, error));
     TRY(generator_open(&bench->generator, NULL, error));
-    TRY(parameters_initialise_each(&bench->table, WEIGHT_SEED, bench->backend.n_threads, take,
+    TRY(parameters_initialise_each(&bench->table, WEIGHT_SEED, backend_host_threads(&bench->backend), take,
                                    &bench->generator, error));
     int64_t n_samples = setup->bench.n_samples, n_tokens = setup->bench.n_tokens + N_WARMUP_TOKENS;
     bench->prompts = ARENA_ARRAY(&bench->arena, GeneratorPrompt, n_samples);

@@ -99,8 +99,8 @@ static Status prefer_one_expert(BenchTraining *training, Error *error) {
 Status bench_training_open(BenchTraining *training, Error *error) {
     TRY(device_open(&training->memory, &training->backend, error));
     TRY(train_step_open(&training->step, &training->memory, error));
-    TRY(train_step_initialise(&training->step, &training->table, BENCH_SEED, training->backend.n_threads,
-                              error));
+    TRY(train_step_initialise(&training->step, &training->table, BENCH_SEED,
+                              backend_host_threads(&training->backend), error));
     return training->one_expert ? prefer_one_expert(training, error) : STATUS_OK;
 }
 

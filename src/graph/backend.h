@@ -97,6 +97,11 @@ static inline bool backend_leaves_to_host(const Backend *backend, const Node *no
     return node->is_on_host && backend->host.kernel;
 }
 
+/* Threads for what the host computes by itself: initial weights, say. */
+static inline int backend_host_threads(const Backend *backend) {
+    return backend->host.n_threads ? backend->host.n_threads : backend->n_threads;
+}
+
 /* The kernel that runs `node`: the backend's, or the op's own where that is portable. NULL if there is
  * none. */
 Kernel backend_kernel(const Backend *backend, const Node *node);

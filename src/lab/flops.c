@@ -159,7 +159,7 @@ static Status start(Model *model, Error *error) {
     TRY(device_open(&model->memory, &model->backend, error));
     TRY(train_step_open(&model->step, &model->memory, error));
     TRY(memory_alloc(&host, n_bytes, "initial weights", error));
-    parameters_initialise(&model->table, 1, host, model->backend.n_threads);
+    parameters_initialise(&model->table, 1, host, backend_host_threads(&model->backend));
     train_step_upload(&model->step, 0, model->table.n_flat_elements, host, error);
     memory_free(host, n_bytes);
     return error->status;

@@ -290,7 +290,7 @@ Status trainer_open(Trainer *trainer, Error *error) {
     trainer->generator.prefill.executor.activity = trainer->setup.activity;
     trainer->generator.decode.executor.activity = trainer->setup.activity;
     return train_step_initialise(&trainer->step, &trainer->table, (uint64_t)trainer->setup.options->seed,
-                                 trainer->setup.backend->n_threads, error);
+                                 backend_host_threads(trainer->setup.backend), error);
 }
 
 Status trainer_take_weights(Trainer *trainer, const ModelSource *source, Error *error) {

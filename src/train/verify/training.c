@@ -110,8 +110,8 @@ Status verify_training_open(VerifyTraining *training, const VerifySetting *setti
     device_require(&training->memory, &training->step.program.plan);
     TRY(device_open(&training->memory, setting->backend, error));
     TRY(train_step_open(&training->step, &training->memory, error));
-    return train_step_initialise(&training->step, &training->table, VERIFY_SEED, setting->backend->n_threads,
-                                 error);
+    return train_step_initialise(&training->step, &training->table, VERIFY_SEED,
+                                 backend_host_threads(setting->backend), error);
 }
 
 void verify_training_close(VerifyTraining *training) {

@@ -251,25 +251,30 @@ static int64_t divide_up(int64_t n, int64_t each) {
 }
 
 /* Rows of an expert that are one piece of the gradient of its weight: where an expert has many times the
- * mean, few blocks would go on for long while the others have nothing to do. 16-bit sums would be rounded
- * piece by piece. */
-static int64_t piece_rows(const GroupedGemm *g, const WarpgroupCall *c) {
-    const int64_t fewest = 2048;
-    int64_t n_tickets = (int64_t)g->n_experts * c->n_rows * c->unit_tiles * c->n_columns * GROUPS;
-    if (g->c_type != DTYPE_F32 || n_tickets > N_TICKETS) return g->rows;
-    int64_t rows = g->rows / g->n_experts * 3 / 2;
-    return rows < fewest ? fewest : rows;
+ * mean, few blocks would go on for long while the others have nothing to do. Where small experts have fewer
+ * tiles than there are blocks, all are cut, so that the pieces are what runs at a time. 16-bit sums would be
+ * rounded piece by piece. */
+static int64_t piece_rows(const GroupedGemm *g, const WarpgroupCall *c, int64_t n_processors) {
+    enum { FEWEST = 2048, FEWEST_OF_SMALL = 512 }; /* rows; a piece is added to c behind the one before it */
+    int64_t tiles = (int64_t)c->n_rows * c->n_columns, units = n_processors / c->unit_tiles;
+    if (g->c_type != DTYPE_F32 || g->n_experts * tiles * c->unit_tiles * GROUPS > N_TICKETS) return g->rows;
+    int64_t rows = g->rows / g->n_experts * 3 / 2, pieces = units / tiles - g->n_experts;
+    if (rows < FEWEST) rows = FEWEST;
+    if (pieces < g->n_experts) return rows;
+    int64_t share = divide_up(g->rows, pieces);
+    if (share < FEWEST_OF_SMALL) share = FEWEST_OF_SMALL;
+    return share < rows ? share : rows;
 }
 
 /* How c is cut; returns how many units there could be. */
-static int64_t cut(const GroupedGemm *g, int cluster, WarpgroupCall *c) {
+static int64_t cut(const CudaContext *context, const GroupedGemm *g, int cluster, WarpgroupCall *c) {
     int64_t unit = (int64_t)TILE_ROWS * cluster;
     c->g = *g;
     c->columns = (int)(g->kind == GROUPED_FORWARD ? g->outputs : g->inputs);
     c->n_columns = (int)divide_up(c->columns, PANEL);
     c->n_rows = (int)divide_up(g->outputs, unit);
     c->unit_tiles = cluster;
-    c->piece_rows = (int)piece_rows(g, c);
+    c->piece_rows = (int)piece_rows(g, c, context->traits.n_processors);
     c->n_steps = (int)divide_up(g->kind == GROUPED_FORWARD ? g->inputs : g->outputs, TERMS);
     c->bias = {(void *)g->bias, g->bias_type, true};
     int64_t n_rows = g->kind == GROUPED_WEIGHT ? (g->n_experts + g->rows / c->piece_rows) * c->n_rows
@@ -284,7 +289,7 @@ extern "C" bool cuda_grouped_warpgroup_fits(const CudaContext *context, const Gr
     if (g->dtype == DTYPE_F32 || (g->c_type != g->dtype && g->c_type != DTYPE_F32)) return false;
     if (g->kind != GROUPED_WEIGHT && g->c_type != g->dtype) return false;
     if (!g->rows || !g->inputs || !g->outputs || g->n_experts > ROUTE_MAX_EXPERTS) return false;
-    if (g->rows > INT32_MAX - 4 * TILE_ROWS || cut(g, 1, &c) > INT32_MAX) return false;
+    if (g->rows > INT32_MAX - 4 * TILE_ROWS || cut(context, g, 1, &c) > INT32_MAX) return false;
     return rows_aligned(g->a, g->inputs) && rows_aligned(g->b, g->outputs) && is_aligned(g->c) &&
            is_aligned(g->before) && is_aligned(g->bias);
 #else
@@ -320,7 +325,7 @@ static bool map_all(const GroupedGemm *g, int cluster, WarpgroupCall *c) {
 extern "C" Status cuda_grouped_warpgroup(CudaContext *context, const GroupedGemm *g, Error *error) {
     WarpgroupCall c = {};
     int cluster = cluster_of(g);
-    int64_t units = cut(g, cluster, &c), room = context->traits.n_processors / cluster;
+    int64_t units = cut(context, g, cluster, &c), room = context->traits.n_processors / cluster;
     c.tickets = context->tickets;
     if (!map_all(g, cluster, &c)) return cuda_check(cudaErrorNotSupported, "grouped GEMM", error);
     GroupedKernel *kernel = choose(g, cluster);

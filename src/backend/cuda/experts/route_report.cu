@@ -1,8 +1,8 @@
 /* route_report: what a step says of a router.
  *
  * Floor: logits and choices read once over the copy bandwidth. A warp has a token at a time; what it counts
- * is whole numbers, added up by atomics, and what it sums are doubles, which leave each block as one partial
- * sum. A last kernel adds those up in order. */
+ * is whole numbers, added up by atomics, by the block and then by all, and what it sums are doubles, which
+ * leave each block as one partial sum. A last kernel adds those up in order. */
 #include "backend/cuda/experts/route_token.cuh"
 
 enum { REPORT_SUMS = 3 }; /* entropy, balance, z */
@@ -27,19 +27,20 @@ template <int EACH> DEVICE int n_dropped(const RouteCall &c, const ReportCall &r
     return n_empty - is_given_up(c, n, 1, second);
 }
 
-/* Counts a token's choices; how many slots have none. */
-DEVICE int count_choices(const RouteCall &c, const ReportCall &r, int64_t n) {
+/* Counts a token's choices in the block's own; how many slots have none. */
+DEVICE int count_choices(const RouteCall &c, const ReportCall &r, int64_t n, int32_t *counts) {
     int n_empty = 0;
     for (int s = lane_of_warp(); s < c.n_slots; s += WARP) {
         int expert = r.choice[n * c.n_slots + s];
-        if (expert >= 0) atomicAdd(&r.counts[expert], 1);
+        if (expert >= 0) atomicAdd(&counts[expert], 1);
         n_empty += expert < 0;
     }
     return __reduce_add_sync(0xFFFFFFFFu, n_empty);
 }
 
 template <int EACH>
-DEVICE void add_token(const RouteCall &c, const ReportCall &r, int64_t n, double sum[REPORT_SUMS]) {
+DEVICE void add_token(const RouteCall &c, const ReportCall &r, int64_t n, int32_t *counts,
+                      double sum[REPORT_SUMS]) {
     float x[EACH], p[EACH], share[EACH], entropy = 0.0f, balance = 0.0f;
     load_experts<EACH>(x, c.logits + n * c.a.n_experts, c.a.n_experts, -INFINITY);
     float log_sum = softmax<EACH>(x, p);
@@ -52,21 +53,29 @@ DEVICE void add_token(const RouteCall &c, const ReportCall &r, int64_t n, double
     sum[0] += (double)warp_sum(entropy);
     sum[1] += (double)warp_sum(balance);
     sum[2] += (double)log_sum * (double)log_sum;
-    int dropped = n_dropped<EACH>(c, r, n, count_choices(c, r, n));
-    if (dropped && lane_of_warp() == 0) atomicAdd(&r.counts[c.a.n_experts], dropped);
+    int dropped = n_dropped<EACH>(c, r, n, count_choices(c, r, n, counts));
+    if (dropped && lane_of_warp() == 0) atomicAdd(&counts[c.a.n_experts], dropped);
 }
 
 template <int EACH>
 static __global__ void __launch_bounds__(ROUTE_THREADS) report_kernel(const RouteCall c, const ReportCall r) {
     __shared__ double sums[ROUTE_WARPS][REPORT_SUMS];
+    __shared__ int32_t
+        counts[EACH * WARP + 1]; /* few addresses that all tokens count in: the block's first */
     double sum[REPORT_SUMS] = {};
     int64_t end = n_there(c);
-    for (int64_t n = token_of_warp(); n < end; n += r.n_parts * ROUTE_WARPS) add_token<EACH>(c, r, n, sum);
+    for (int e = (int)threadIdx.x; e <= c.a.n_experts; e += ROUTE_THREADS) counts[e] = 0;
+    __syncthreads();
+    for (int64_t n = token_of_warp(); n < end; n += r.n_parts * ROUTE_WARPS)
+        add_token<EACH>(c, r, n, counts, sum);
 #pragma unroll
     for (int k = 0; k < REPORT_SUMS; k++) {
         if (lane_of_warp() == 0) sums[threadIdx.x / WARP][k] = sum[k];
     }
     __syncthreads();
+    for (int e = (int)threadIdx.x; e <= c.a.n_experts; e += ROUTE_THREADS) {
+        if (counts[e]) atomicAdd(&r.counts[e], counts[e]);
+    }
     if (threadIdx.x >= REPORT_SUMS) return;
     double all = 0.0;
     for (int w = 0; w < ROUTE_WARPS; w++) all += sums[w][threadIdx.x];
