@@ -18,22 +18,27 @@ static const double most_seconds = 120.0; /* of all shapes of a GPU: those that 
 typedef struct {
     int64_t layers, heads, channels, T, B, vocabulary;
     double dropout;
-    int64_t n_experts;
+    int64_t n_experts, micro_batch; /* 0: the whole batch */
 } StepShape;
 
-static const StepShape cpu_shapes[] = {{2, 4, 128, 128, 8, 512, 0.0, 0}, {1, 6, 384, 256, 8, 1024, 0.0, 0},
-                                       {1, 6, 384, 256, 1, 64, 0.1, 0},  {1, 12, 768, 256, 2, 8192, 0.0, 0},
-                                       {1, 4, 256, 512, 2, 256, 0.1, 0}, {2, 5, 40, 64, 16, 64, 0.0, 0},
-                                       {1, 8, 512, 64, 4, 2048, 0.0, 0}, {1, 12, 768, 128, 1, 50257, 0.0, 0}};
+/* Those of several micro-batches have few rows, and add their weights' gradients up. */
+static const StepShape cpu_shapes[] = {
+    {2, 4, 128, 128, 8, 512, 0.0, 0, 0}, {1, 6, 384, 256, 8, 1024, 0.0, 0, 0},
+    {1, 6, 384, 256, 1, 64, 0.1, 0, 0},  {1, 12, 768, 256, 2, 8192, 0.0, 0, 0},
+    {1, 4, 256, 512, 2, 256, 0.1, 0, 0}, {2, 5, 40, 64, 16, 64, 0.0, 0, 0},
+    {1, 8, 512, 64, 4, 2048, 0.0, 0, 0}, {1, 12, 768, 128, 1, 50257, 0.0, 0, 0},
+    {1, 4, 128, 64, 8, 64, 0.0, 0, 1},   {1, 4, 240, 128, 8, 512, 0.0, 0, 1},
+    {1, 8, 512, 64, 8, 512, 0.1, 0, 1},  {1, 6, 288, 256, 6, 1024, 0.0, 0, 1},
+    {1, 12, 768, 128, 4, 512, 0.0, 0, 1}};
 /* The usual ones first. */
 static const StepShape gpu_shapes[] = {
-    {2, 12, 768, 1024, 32, 50304, 0.0, 0}, {2, 6, 384, 256, 64, 1024, 0.0, 0},
-    {1, 25, 1600, 1024, 8, 50304, 0.0, 0}, {1, 16, 2048, 2048, 4, 32000, 0.0, 0},
-    {1, 16, 1024, 512, 32, 50304, 0.0, 0}, {1, 12, 768, 8192, 2, 50304, 0.0, 0},
-    {1, 32, 4096, 1024, 4, 50304, 0.0, 0}, {1, 12, 768, 1024, 16, 50304, 0.1, 0},
-    {1, 10, 1280, 1024, 8, 50304, 0.0, 0}, {1, 12, 768, 1024, 16, 50304, 0.0, 8},
-    {1, 12, 768, 256, 16, 8192, 0.0, 0},   {1, 12, 768, 4096, 8, 50304, 0.0, 0},
-    {1, 16, 1024, 1024, 4, 50304, 0.0, 0}};
+    {2, 12, 768, 1024, 32, 50304, 0.0, 0, 0}, {2, 6, 384, 256, 64, 1024, 0.0, 0, 0},
+    {1, 25, 1600, 1024, 8, 50304, 0.0, 0, 0}, {1, 16, 2048, 2048, 4, 32000, 0.0, 0, 0},
+    {1, 16, 1024, 512, 32, 50304, 0.0, 0, 0}, {1, 12, 768, 8192, 2, 50304, 0.0, 0, 0},
+    {1, 32, 4096, 1024, 4, 50304, 0.0, 0, 0}, {1, 12, 768, 1024, 16, 50304, 0.1, 0, 0},
+    {1, 10, 1280, 1024, 8, 50304, 0.0, 0, 0}, {1, 12, 768, 1024, 16, 50304, 0.0, 8, 0},
+    {1, 12, 768, 256, 16, 8192, 0.0, 0, 0},   {1, 12, 768, 4096, 8, 50304, 0.0, 0, 0},
+    {1, 16, 1024, 1024, 4, 50304, 0.0, 0, 0}};
 
 static Status set_shape(BenchSetup *setup, const StepShape *shape, int64_t n_threads, Error *error) {
     ModelConfig *model = &setup->model;
@@ -49,7 +54,8 @@ static Status set_shape(BenchSetup *setup, const StepShape *shape, int64_t n_thr
     model->n_chosen = model->expert_hidden = 0; /* as usual */
     setup->optimizer.clip = 1.0; /* as training has it: the norm of the gradient is an instruction, too */
     bench->batch = shape->B;
-    bench->micro_batch = bench->sequence = bench->recompute = bench->loss_chunk = 0;
+    bench->micro_batch = shape->micro_batch;
+    bench->sequence = bench->recompute = bench->loss_chunk = 0;
     bench->n_threads = n_threads;
     return config_complete(model, model->vocabulary, error);
 }
@@ -63,8 +69,9 @@ static bool is_same(const SampleKey *a, const SampleKey *b) {
     return true;
 }
 
-static void take_node(MachineSamples *samples, const Node *node, double seconds, double n) {
-    SampleKey key = sample_key(node);
+/* So many times so long; adds: to the gradients of micro-batches before. */
+static void take_node(MachineSamples *samples, const Node *node, bool adds, double seconds, double n) {
+    SampleKey key = sample_key(node, node_adds(node, adds));
     Cost cost = op_cost(node);
     if (node->op->is_portable || seconds <= 0.0 || key.work <= 0.0 || n <= 0.0) return;
     int i = 0;
@@ -99,7 +106,7 @@ static Status on_device(MachineSamples *samples, BenchSetup *setup, Error *error
     double step = 0.0;
     if (bench_ops_measure_step(&ops, setup, N_STEPS, &step, error) == STATUS_OK) {
         for (int i = 0; i < ops.n_times; i++)
-            take_node(samples, ops.time[i].node, ops.time[i].seconds, ops.time[i].runs_per_step);
+            take_node(samples, ops.time[i].node, false, ops.time[i].seconds, ops.time[i].runs_per_step);
         take_step(samples, step, ops.seconds);
     }
     bench_ops_close(&ops);
@@ -128,7 +135,8 @@ static Status on_host(MachineSamples *samples, BenchSetup *setup, Comm *together
     }
     for (int i = 0; i < graph->n_nodes; i++) {
         double median = bench_median(&seconds[i * N_STEPS], N_STEPS);
-        take_node(samples, graph->node[i], median, 1.0);
+        double n_runs = (double)executor->instruction[i].n_runs; /* of the last step, as of each */
+        if (n_runs > 0.0) take_node(samples, graph->node[i], n_runs > 1.0, median / n_runs, n_runs);
         instructions += median;
     }
     take_step(samples, bench_median(steps, N_STEPS), instructions);

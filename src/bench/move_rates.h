@@ -7,7 +7,7 @@
 #ifndef PGPT_BENCH_MOVE_RATES_H
 #define PGPT_BENCH_MOVE_RATES_H
 
-#include "graph/mover.h"
+#include "graph/device/mover.h"
 
 /* Bytes a second, each the better of two measurements where it is measured again. */
 typedef struct {

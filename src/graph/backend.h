@@ -10,6 +10,11 @@
 
 enum { BACKEND_RESULTS = 8, BACKEND_RESULT_BYTES = 64, BACKEND_ID_BYTES = 16 };
 
+/* Two of a backend's events: where something began and where it ended. */
+typedef struct {
+    void *begin, *end;
+} BackendSpan;
+
 /* What the host brings beside a device with memory of its own. */
 typedef struct {
     BackendTraits traits;
@@ -71,11 +76,12 @@ typedef struct Backend {
     /* Copies to and from memory that the device reaches by itself, beside what it computes. Pinned memory is
      * taken and given back; a copy (is_out: to the host) begins behind everything that lane 0 was given so
      * far, and behind copy `after`, unless that is 0; then the host waits for it, or lane 0 of the device
-     * does. Tickets are never 0. Optional, all or none. */
+     * does. The events of a span, unless it is NULL, are recorded where the copy itself begins and ends.
+     * Tickets are never 0. Optional, all or none. */
     Status (*allocate_pinned)(void *context, size_t n_bytes, const char *what, void **memory, Error *error);
     void (*release_pinned)(void *context, void *memory, size_t n_bytes);
     Status (*copy_start)(void *context, void *to, const void *from, size_t n_bytes, bool is_out,
-                         uint64_t after, uint64_t *ticket, Error *error);
+                         uint64_t after, const BackendSpan *span, uint64_t *ticket, Error *error);
     Status (*copy_wait)(void *context, uint64_t ticket, bool by_host, Error *error);
 
     void (*close)(void *context);

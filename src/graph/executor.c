@@ -137,7 +137,7 @@ static Status open_lanes(Executor *executor, Error *error) {
     const Program *program = executor->program;
     const Backend *backend = executor->memory->backend;
     if (!program->lane || !backend->set_lane) return STATUS_OK;
-    executor->events = ARENA_ARRAY(&executor->arena, LaneEvents, program->graph->n_nodes + 1);
+    executor->events = ARENA_ARRAY(&executor->arena, BackendSpan, program->graph->n_nodes + 1);
     for (int i = 0; i < program->graph->n_nodes; i++) {
         if (!program->lane[i].lane) continue;
         TRY(backend->event_new(backend->context, &executor->events[i].begin, error));
@@ -223,7 +223,7 @@ static Status join_lanes(Executor *executor, const LaneStep *step, int *joined, 
 /* The instruction on its lane, from where the first one is now. */
 static Status run_beside(Executor *executor, int number, const KernelCall *call, int *joined, Error *error) {
     const Backend *backend = executor->memory->backend;
-    const LaneEvents *events = &executor->events[number];
+    const BackendSpan *events = &executor->events[number];
     const LaneStep *step = &executor->program->lane[number];
     TRY(backend->event_record(backend->context, events->begin, error));
     backend->set_lane(backend->context, step->lane);
@@ -301,14 +301,63 @@ static Status capture_runs(Executor *executor, const ExecutorPart *part, Program
     return backend->capture_end(backend->context, capture, error);
 }
 
+/* What a device behind the host is given between two events of its own, for a trace; give does it. */
+typedef struct {
+    Executor *executor;
+    const ExecutorPart *part;
+    ProgramPart nodes;
+    MicroBatch micro;
+    void *capture;
+    bool is_waited_for;
+} Given;
+
+static Status with_times(const Given *given, const ActivityEntry *entry,
+                         Status (*give)(const Given *given, Error *error), Error *error) {
+    const DeviceMemory *memory = given->executor->memory;
+    const Backend *backend = memory->backend;
+    const BackendSpan *span = device_times_next(memory->times, DEVICE_TRACK_COMPUTE, entry);
+    if (span) TRY(backend->event_record(backend->context, span->begin, error));
+    TRY(give(given, error));
+    return span ? backend->event_record(backend->context, span->end, error) : STATUS_OK;
+}
+
+static Status give_capture(const Given *given, Error *error) {
+    const Backend *backend = given->executor->memory->backend;
+    return backend->replay(backend->context, given->capture, error);
+}
+
 static Status replay(Executor *executor, Section section, void *capture, Error *error) {
-    const Backend *backend = executor->memory->backend;
+    Given given = {.executor = executor, .capture = capture};
     ActivityEntry entry = {
         .kind = ACTIVITY_INSTRUCTION, .name = "replay", .place = section_name(section), .number = -1};
     activity_begin(executor->activity, ACTIVITY_HOST, &entry);
-    Status status = backend->replay(backend->context, capture, error);
+    Status status = with_times(&given, &entry, give_capture, error);
     activity_end(executor->activity, ACTIVITY_HOST);
     return status;
+}
+
+static Status give_instructions(const Given *given, Error *error) {
+    return run_instructions(given->executor, given->part, given->nodes, given->micro, false,
+                            given->is_waited_for, error);
+}
+
+/* Of nodes that are not captured, the first that computes or communicates gives the name to all; what only
+ * starts moves and waits for them is a wait. */
+static Status run_between(Executor *executor, const ExecutorPart *part, ProgramPart nodes, MicroBatch micro,
+                          bool is_waited_for, Error *error) {
+    Given given = {executor, part, nodes, micro, NULL, is_waited_for};
+    ActivityEntry entry = {.kind = ACTIVITY_WAIT, .number = -1};
+    for (int i = nodes.first; i < nodes.first + nodes.count; i++) {
+        const Node *node = executor->program->graph->node[i];
+        if (!runs_in(node, micro)) continue;
+        bool is_move = node->op->is_portable && node->is_passed_by;
+        if (entry.name && (is_move || entry.kind == ACTIVITY_INSTRUCTION)) continue;
+        entry = (ActivityEntry){.kind = is_move ? ACTIVITY_WAIT : ACTIVITY_INSTRUCTION,
+                                .name = node->op->name,
+                                .place = section_name(node->section),
+                                .number = -1};
+    }
+    return entry.name ? with_times(&given, &entry, give_instructions, error) : STATUS_OK;
 }
 
 /* The first time: waited for, so that a mistake has a name from the beginning. Micro-batches in other frames
@@ -335,16 +384,16 @@ static Status run_captured(Executor *executor, Section section, MicroBatch micro
     const CapturedRuns *captured = &part->captured[micro.is_last];
     int at = part->nodes.first, end = at + part->nodes.count;
     if (!slot->was_run || !captured->n)
-        return run_instructions(executor, part, part->nodes, micro, false, is_first_run(part, micro), error);
+        return run_between(executor, part, part->nodes, micro, is_first_run(part, micro), error);
     for (int i = 0; i < captured->n; i++) {
         ProgramPart run = captured->run[i], before = {at, run.first - at};
-        if (before.count) TRY(run_instructions(executor, part, before, micro, false, false, error));
+        if (before.count) TRY(run_between(executor, part, before, micro, false, error));
         TRY(make_capture(executor, part, micro, i, error));
         TRY(replay(executor, section, slot->run[i], error));
         at = run.first + run.count;
     }
     ProgramPart behind = {at, end - at};
-    return behind.count ? run_instructions(executor, part, behind, micro, false, false, error) : STATUS_OK;
+    return behind.count ? run_between(executor, part, behind, micro, false, error) : STATUS_OK;
 }
 
 /* Several at a time, once it was run; the rest one by one. */

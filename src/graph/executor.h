@@ -25,7 +25,7 @@
 #define PGPT_GRAPH_EXECUTOR_H
 
 #include "base/system/activity.h"
-#include "graph/device_memory.h"
+#include "graph/device/device_memory.h"
 #include "graph/program.h"
 
 typedef struct {
@@ -33,11 +33,6 @@ typedef struct {
     uint64_t n_runs;
     uint64_t elapsed_ns;
 } Instruction;
-
-/* Of a node that runs beside others: the backend's events before and after it; NULL: it does not. */
-typedef struct {
-    void *begin, *end;
-} LaneEvents;
 
 /* What of a part is captured: nodes in a row, each run of them by itself. */
 typedef struct {
@@ -76,11 +71,11 @@ typedef struct {
     const Program *program;
     DeviceMemory *memory;
     Arena arena;
-    Instruction *instruction;    /* one a node */
-    ExecutorPart *part;          /* (N_SECTIONS, n_chunks); of the update, the first alone */
-    bool *is_across;             /* one a node: it touches a frame of another chunk; NULL where none does */
-    KernelCall across;           /* the last of these, made when it is run */
-    LaneEvents *events;          /* one a node, of those that run beside others; NULL where nothing does */
+    Instruction *instruction; /* one a node */
+    ExecutorPart *part;       /* (N_SECTIONS, n_chunks); of the update, the first alone */
+    bool *is_across;          /* one a node: it touches a frame of another chunk; NULL where none does */
+    KernelCall across;        /* the last of these, made when it is run */
+    BackendSpan *events;      /* one a node, around those that run beside others; NULL where nothing does */
     uint64_t phase_ns[N_PHASES]; /* ask executor_phase_ns */
     bool times_instructions;     /* wait for each: for executor_print_times on a device behind the host */
     SectionTime pending[EXECUTOR_MAX_PENDING];

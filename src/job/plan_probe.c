@@ -117,6 +117,7 @@ Status plan_probe(PlanRun *plan, const PlanLayout *layout, ProbeCost *cost, Erro
     int n_ranks = plan->n_ranks;
     SpeedUse use = {n_ranks, (int)plan->train.values.train.n_threads, layout->precision};
     RankSpeed speed = rank_speed(machine, &use);
+    rank_speed_set_micro_batches(&speed, PROBE_MICRO_BATCHES);
     Links links = links_of(machine, n_ranks);
     Probe probe = {.speed = &speed, .links = &links};
     *cost = (ProbeCost){0};

@@ -367,6 +367,7 @@ static Status take_rank(void *context, const Trainer *trainer, Error *error) {
     rank->sent = rank_sent(&taking->figures->links, program, &taking->plan->train.shape);
     taking->figures->n_parameters = trainer->table.n_whole_elements;
     StepSimulator simulator = {&taking->figures->speed, &taking->figures->links};
+    rank_speed_set_micro_batches(&taking->figures->speed, trainer->step.n_micro_batches);
     if (taking->times) rank_times(&simulator, program, &taking->figures->arena, taking->times);
     taking->figures->schedule.shape.n_micro_batches = (int)trainer->step.n_micro_batches;
     return STATUS_OK;

@@ -137,6 +137,7 @@ Status train_trace_write(TrainRun *run, Error *error) {
     TraceSummary summary;
     if (!run->trace_path) return STATUS_OK;
     train_enter(run, "writing the trace");
+    train_step_show_times(&run->trainer.step);
     trace_write(&run->trace, run->trace_path, &summary, error);
     train_enter(run, NULL);
     TRY(launch_agree(run->launch, error));

@@ -3,7 +3,7 @@
  * and a wait node counts how many it has waited for. */
 #include "ops/move.h"
 
-#include "graph/mover.h"
+#include "graph/device/mover.h"
 
 #include <stdio.h>
 

@@ -1,4 +1,4 @@
-/* Moves between the memory that kernels work on and what lies beside it (graph/mover.h), as nodes.
+/* Moves between the memory that kernels work on and what lies beside it (graph/device/mover.h), as nodes.
  *
  * As with communication, one node starts it and one waits for it; both name both ends, so that the memory
  * plan keeps them in between.

@@ -38,9 +38,16 @@ bool node_gemm(const Node *node, double *M, double *N, double *K) {
     return true;
 }
 
-/* What a kernel does besides, and takes time for: an activation, numbers drawn for dropout. NULL: nothing. */
-static const char *variant_of(const Node *node) {
+bool node_adds(const Node *node, bool is_behind_first) {
+    if (node->op != &OP_LINEAR_WEIGHT_GRADIENT) return false;
+    return node->write[0] == WRITE_ADD || (node->write[0] == WRITE_ADD_AFTER_FIRST && is_behind_first);
+}
+
+/* What a kernel does besides, and takes time for: an activation, numbers drawn for dropout, a sum. NULL:
+ * nothing. */
+static const char *variant_of(const Node *node, bool adds) {
     const void *attributes = node->attributes;
+    if (adds) return node->op == &OP_LINEAR_WEIGHT_GRADIENT ? "linear_weight_gradient+add" : NULL;
     if (node->op == &OP_LINEAR || node->op == &OP_LINEAR_INPUT_GRADIENT) {
         if (((const LinearAttributes *)attributes)->activation == ACTIVATION_NONE) return NULL;
         return node->op == &OP_LINEAR ? "linear+activation" : "linear_input_gradient+activation";
@@ -56,9 +63,9 @@ static const char *variant_of(const Node *node) {
     return NULL;
 }
 
-SampleKey sample_key(const Node *node) {
+SampleKey sample_key(const Node *node, bool adds) {
     Cost cost = op_cost(node);
-    const char *variant = variant_of(node);
+    const char *variant = variant_of(node, adds);
     SampleKey key = {.name = variant ? variant : node->op->name};
     double *size = key.size;
     if (node_gemm(node, &size[0], &size[1], &size[2])) {
@@ -187,9 +194,9 @@ static void set_apart(const SampleGroup *group, const double *from, const double
     apart[1] *= 0.5;
 }
 
-bool samples_seconds(const Samples *samples, const Node *node, double *seconds) {
+bool samples_seconds(const Samples *samples, const Node *node, bool adds, double *seconds) {
     if (!samples) return false;
-    SampleKey key = sample_key(node);
+    SampleKey key = sample_key(node, adds);
     const SampleGroup *group = samples_group(samples, key.name);
     if (!group) group = samples_group(samples, node->op->name); /* of this variant none was measured */
     if (!group || key.n_sizes != group->n_sizes || key.work <= 0.0) return false;

@@ -2,7 +2,7 @@
  *
  *     Samples samples;
  *     TRY(samples_read("linear:2048,768,768=91.2 layernorm:3145728=11.3", arena, &samples, error));
- *     if (samples_seconds(&samples, node, &seconds)) ...      // else none of its kind was measured
+ *     if (samples_seconds(&samples, node, false, &seconds)) ...      // else none of its kind was measured
  *
  * A sample is an operation, its size, and its rate in 10^9 units of work a second. Of a GEMM the size is
  * rows, columns and terms, the work FLOPs; of attention FLOPs, bytes and the head size, likewise; of all else
@@ -17,7 +17,8 @@
 
 enum { SAMPLE_MOST_SIZES = 3 };
 
-/* What an instruction is measured by. */
+/* What an instruction is measured by. Weights' gradients that are added to those of micro-batches before have
+ * samples of their own ("linear_weight_gradient+add"): with few terms the sum is most of their work. */
 typedef struct {
     const char *name; /* of the operation */
     int n_sizes;
@@ -25,7 +26,10 @@ typedef struct {
     double work; /* 0: it does nothing that is worth a sample */
 } SampleKey;
 
-SampleKey sample_key(const Node *node);
+SampleKey sample_key(const Node *node, bool adds);
+
+/* Is it added to what is there: behind the first micro-batch of several, or always? */
+bool node_adds(const Node *node, bool is_behind_first);
 
 typedef struct {
     double size[SAMPLE_MOST_SIZES], rate; /* logarithms */
@@ -49,7 +53,7 @@ Status samples_read(const char *text, Arena *arena, Samples *samples, Error *err
 const SampleGroup *samples_group(const Samples *samples, const char *name);
 
 /* Seconds of an instruction; false: none of its operation was measured. */
-bool samples_seconds(const Samples *samples, const Node *node, double *seconds);
+bool samples_seconds(const Samples *samples, const Node *node, bool adds, double *seconds);
 
 /* The text of one, as samples_read takes it, behind those that the text has; every rate of a text times a
  * factor. */

@@ -72,10 +72,20 @@ static double busy_share(const Machine *machine, const SpeedUse *use) {
     return busy > 0.0 ? 1.0 - (1.0 - busy) * busy_part(machine, use) : 1.0;
 }
 
+/* Where ranks are no multiple of the cores, one core has more of them than another. Those of the other are done
+ * earlier, and while they wait for the rest they give up their core time and again rather than leave it: of
+ * the time in between this part is lost, the more of it the more ranks a core has. As 3, 5 and 7 ranks of two
+ * cores took (docs/LOG.md). */
+static double uneven_share(double ranks_a_core) {
+    const double lost = 0.7;
+    double excess = ceil(ranks_a_core - 1e-9) / ranks_a_core - 1.0;
+    return 1.0 / (1.0 + lost * excess * (1.0 - 1.0 / ranks_a_core));
+}
+
 /* Ranks that take turns find each other's numbers in the caches, and wait for those who have none. */
 static double crowd_share(const Machine *machine, const SpeedUse *use) {
-    double crowd = machine->device.crowd_efficiency;
-    return turns_of(machine, use) < 1.0 && crowd > 0.0 ? crowd : 1.0;
+    double crowd = machine->device.crowd_efficiency, turns = turns_of(machine, use);
+    return turns < 1.0 && crowd > 0.0 ? crowd * uneven_share(1.0 / turns) : 1.0;
 }
 
 static void use_samples(RankSpeed *speed, const Machine *machine, const SpeedUse *use) {
@@ -131,6 +141,10 @@ RankSpeed rank_speed(const Machine *machine, const SpeedUse *use) {
     return speed;
 }
 
+void rank_speed_set_micro_batches(RankSpeed *speed, int64_t n_micro_batches) {
+    speed->adds = n_micro_batches > 1 ? 1.0 - 1.0 / (double)n_micro_batches : 0.0;
+}
+
 /* ---- Instructions */
 
 static bool begins(const Node *node, const char *words) {
@@ -157,12 +171,22 @@ static double arithmetic_rate(const RankSpeed *speed, const Node *node, NodeBoun
     return speed->vector;
 }
 
+/* The mean of all micro-batches. */
+static bool sampled_seconds(const RankSpeed *speed, const Samples *samples, const Node *node,
+                            double *seconds) {
+    double added;
+    if (!samples_seconds(samples, node, node_adds(node, false), seconds)) return false;
+    if (speed->adds <= 0.0 || !node_adds(node, true)) return true;
+    if (samples_seconds(samples, node, true, &added)) *seconds += speed->adds * (added - *seconds);
+    return true;
+}
+
 /* What others on the other cores make of it, by caches and memory that all share: as measured, or nobody has
  * tried. */
 static double beside_others(const RankSpeed *speed, const Node *node, const Cost *cost, double alone,
                             double seconds) {
     double busy, least = 0.0;
-    if (speed->busy_part > 0.0 && samples_seconds(speed->busy, node, &busy))
+    if (speed->busy_part > 0.0 && sampled_seconds(speed, speed->busy, node, &busy))
         return seconds * pow(busy / alone, speed->busy_part) / speed->share;
     if (speed->shared_memory > 0.0 && cost->bytes > speed->cache_bytes)
         least = cost->bytes / speed->shared_memory;
@@ -173,9 +197,9 @@ static double beside_others(const RankSpeed *speed, const Node *node, const Cost
  * number is. */
 static bool measured_time(const RankSpeed *speed, const Node *node, const Cost *cost, NodeTime *time) {
     double alone, seconds, of_all;
-    if (!speed->one_thread || !samples_seconds(speed->one_thread, node, &alone)) return false;
+    if (!speed->one_thread || !sampled_seconds(speed, speed->one_thread, node, &alone)) return false;
     seconds = alone;
-    if (speed->all_threads_part > 0.0 && samples_seconds(speed->all_threads, node, &of_all))
+    if (speed->all_threads_part > 0.0 && sampled_seconds(speed, speed->all_threads, node, &of_all))
         seconds *= pow(of_all / seconds, speed->all_threads_part);
     else seconds /= speed->threads; /* nobody has tried them */
     arithmetic_rate(speed, node, &time->bound);

@@ -38,10 +38,14 @@ typedef struct {
     const Samples *one_thread, *all_threads, *busy;
     double all_threads_part, busy_part, busy_share, share, shared_memory;
     double threads; /* of a rank, in parts of one that is alone */
+    double adds;    /* the part of a step's micro-batches behind the first */
     double turns; /* 1: a rank's threads always have their cores; else the part of the time that they have */
 } RankSpeed;
 
 RankSpeed rank_speed(const Machine *machine, const SpeedUse *use);
+
+/* How many a step has, 1 unless it is said: behind the first one gradients are added up. */
+void rank_speed_set_micro_batches(RankSpeed *speed, int64_t n_micro_batches);
 
 /* What holds an instruction up. */
 typedef enum { BOUND_GEMM, BOUND_ATTENTION, BOUND_VECTOR, BOUND_MEMORY, BOUND_LAUNCH, N_BOUNDS } NodeBound;

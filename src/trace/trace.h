@@ -37,7 +37,7 @@ typedef struct {
     int64_t n_steps;   /* the last one that there will be */
     json_t *machine;   /* where rank 0 runs (processor, cores, gpu), as it will stand in the file; a
                           reference that is taken over, also where opening fails; NULL: not said */
-    bool runs_behind;  /* the device runs behind the host: what is recorded is the time to tell it */
+    bool runs_behind;  /* the device runs behind the host, whose own track is the time to tell it */
 } TraceSetup;
 
 typedef struct {

@@ -233,10 +233,12 @@ static json_t *describe(const TraceMerge *merge, const Trace *trace) {
     json_object_set_new(object, "first_step",
                         json_integer(trace->first_step > trace->setup.next_step ? trace->first_step
                                                                                 : trace->setup.next_step));
-    json_object_set_new(object, "instructions_are",
-                        json_string(trace->setup.runs_behind
-                                        ? "the host's time to tell the device, which runs behind it"
-                                        : "the time that they took"));
+    json_object_set_new(
+        object, "instructions_are",
+        json_string(trace->setup.runs_behind
+                        ? "the host's time to tell the device, which runs behind it and has "
+                          "tracks of its own: what it computes (device), copies (bus out, bus in)"
+                        : "the time that they took"));
     json_object_set_new(object, "events", json_integer((json_int_t)summary->n_events));
     json_object_set_new(object, "lost_events", json_integer((json_int_t)summary->n_lost));
     json_object_set_new(object, "collectives", json_integer((json_int_t)summary->n_collectives));

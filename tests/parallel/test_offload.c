@@ -2,7 +2,7 @@
  * that is far: the CPU's kernels in memory that is called a device's, whose copies are as late as they may be, or as early.
  * What is read before it came, or written over before it went, makes other numbers. */
 #include "backend/cpu/cpu.h"
-#include "graph/mover.h"
+#include "graph/device/mover.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -12,6 +12,7 @@
 
 #include <cmocka.h>
 
+#include "graph/passes/recompute.h"
 #include "ops/move.h"
 #include "train_small.h"
 
@@ -47,9 +48,9 @@ static void carry_out(FarDevice *device, uint64_t number) {
 }
 
 static Status far_copy_start(void *context, void *to, const void *from, size_t n_bytes, bool is_out,
-                             uint64_t after, uint64_t *ticket, Error *error) {
+                             uint64_t after, const BackendSpan *span, uint64_t *ticket, Error *error) {
     FarDevice *device = context;
-    (void)error;
+    (void)span, (void)error;
     *ticket = ++device->n_copies;
     assert_true(device->n_copies < MANY);
     device->copy[*ticket] =
@@ -381,6 +382,56 @@ static void words_are_read(void **state) {
     check_words("auto,optimizer", STATUS_USER, "leave out the rest");
 }
 
+/* Of the nodes between a move's start and its wait, those that compute. */
+static int computes_between(const Graph *graph, int start) {
+    int n = 0;
+    for (int i = start + 1; i < graph->n_nodes; i++) {
+        const Node *node = graph->node[i];
+        if (node->op == &OP_MOVE_WAIT && node->output[0] == graph->node[start]->output[0]) return n;
+        n += !node->op->is_portable;
+    }
+    fail_msg("nobody waits for node %d", start);
+    return n;
+}
+
+/* Every move has a block to be hidden behind, the one next to where it is used: with activation checkpointing
+ * too, where the input of a segment is used in another block than it is made in. */
+static void a_block_hides_its_moves(void **state) {
+    (void)state;
+    Error error = {0};
+    Backend cpu;
+    ModelConfig config = {
+        .n_layers = 9, .n_heads = 4, .n_channels = 64, .context = 64, .vocabulary = 50, .tied = true};
+    OptimizerOptions optimizer = {.rate = 1e-2, .adamw = {0.9, 0.99, 1e-8}, .clip = 1.0};
+    ParameterTable table;
+    assert_int_equal(backend_cpu_open(&cpu, 1, &error), STATUS_OK);
+    assert_int_equal(config_complete(&config, 50, &error), STATUS_OK);
+    assert_int_equal(parameters_build(&table, &config, &error), STATUS_OK);
+    for (int recompute = -1; recompute < 4; recompute++) {
+        StepOptions options = {.batch = 8,
+                               .micro_batch = 8,
+                               .T = 64,
+                               .recompute = recompute < 0 ? RECOMPUTE_SELECTIVE : recompute,
+                               .offload = offload_of(OFFLOAD_NOWHERE, OFFLOAD_HOST, 0.0)};
+        options.offload.to[OFFLOAD_GRADIENTS] = OFFLOAD_NOWHERE;
+        TrainStep step;
+        int n_out = 0, n_in = 0;
+        assert_int_equal(train_step_plan(&step, &config, &table, &options, &optimizer, &cpu, &error),
+                         STATUS_OK);
+        for (int i = 0; i < step.graph->n_nodes; i++) {
+            const Node *node = step.graph->node[i];
+            if (node->op != &OP_OFFLOAD && node->op != &OP_FETCH) continue;
+            assert_true(computes_between(step.graph, i) >= 5); /* a block has seven in the forward, or more */
+            *(node->op == &OP_FETCH ? &n_in : &n_out) += 1;
+        }
+        assert_int_equal(n_in, n_out);
+        assert_true(n_in >=
+                    (recompute > 0 ? 9 / recompute - 2 : 8)); /* the last block's stay, and tokens do */
+        train_step_close(&step);
+    }
+    parameters_free(&table);
+}
+
 /* Half of the memory and more: what is away is not there. */
 static void activations_take_less_memory(void **state) {
     (void)state;
@@ -474,6 +525,7 @@ int main(void) {
         cmocka_unit_test(optimizers_have_the_same_bits),
         cmocka_unit_test(files_have_the_same_bits),
         cmocka_unit_test(late_updates_have_the_same_bits),
+        cmocka_unit_test(a_block_hides_its_moves),
         cmocka_unit_test(activations_take_less_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

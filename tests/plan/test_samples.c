@@ -23,7 +23,7 @@ static const Node *linear(Graph *graph, int64_t M, int64_t N, int64_t K, Activat
 
 static double seconds_of(const Samples *samples, const Node *node) {
     double seconds = -1.0;
-    assert_true(samples_seconds(samples, node, &seconds));
+    assert_true(samples_seconds(samples, node, false, &seconds));
     return seconds;
 }
 
@@ -49,7 +49,43 @@ static void at_a_sample_it_is_the_sample(void **state) {
     assert_true(seconds_of(&samples, gelu) > 0.0);
     op_gelu(graph, graph_tensor(graph, PLACE_INPUT, DTYPE_F32, SHAPE(8, 8), "x"), ACTIVATION_GELU_TANH);
     double ignored;
-    assert_false(samples_seconds(&samples, graph->node[graph->n_nodes - 1], &ignored));
+    assert_false(samples_seconds(&samples, graph->node[graph->n_nodes - 1], false, &ignored));
+    graph_free(graph);
+    arena_free(&arena);
+}
+
+/* Gradients that are added to those of micro-batches before, in a step of four: three of four are. */
+static void sums_have_samples_of_their_own(void **state) {
+    (void)state;
+    Arena arena = {0};
+    Error error = {0};
+    Samples samples;
+    Graph *graph = graph_new();
+    Tensor *dy = graph_tensor(graph, PLACE_INPUT, DTYPE_F32, SHAPE(16, 8), "dy"),
+           *x = graph_tensor(graph, PLACE_INPUT, DTYPE_F32, SHAPE(16, 4), "x"),
+           *gradient = graph_tensor(graph, PLACE_GRADIENT, DTYPE_F32, SHAPE(8, 4), "d");
+    Node *node =
+        graph_record(graph, &OP_LINEAR_WEIGHT_GRADIENT, NULL, 0, 2, TENSORS(dy, x), 1, TENSORS(gradient));
+    const char *text = "linear_weight_gradient:8,4,16=40 linear_weight_gradient+add:8,4,16=10";
+    assert_int_equal(samples_read(text, &arena, &samples, &error), STATUS_OK);
+    double flops = op_cost(node).flops, plain = flops / 40e9, added = flops / 10e9, seconds;
+    node->write[0] = WRITE_ADD_AFTER_FIRST;
+    assert_false(node_adds(node, false));
+    assert_true(node_adds(node, true));
+    assert_true(samples_seconds(&samples, node, false, &seconds) && fabs(seconds / plain - 1.0) < 1e-3);
+    assert_true(samples_seconds(&samples, node, true, &seconds) && fabs(seconds / added - 1.0) < 1e-3);
+    RankSpeed speed = {.one_thread = &samples, .threads = 1.0, .busy_share = 1.0, .share = 1.0};
+    Machine machine = {0};
+    speed.machine = &machine;
+    assert_true(fabs(rank_node_time(&speed, node).seconds / plain - 1.0) < 1e-3);
+    rank_speed_set_micro_batches(&speed, 4);
+    assert_true(fabs(rank_node_time(&speed, node).seconds / (0.25 * plain + 0.75 * added) - 1.0) < 1e-3);
+    node->write[0] = WRITE_ADD;
+    rank_speed_set_micro_batches(&speed, 1);
+    assert_true(fabs(rank_node_time(&speed, node).seconds / added - 1.0) < 1e-3);
+    node->write[0] = WRITE_FRESH;
+    rank_speed_set_micro_batches(&speed, 4);
+    assert_true(fabs(rank_node_time(&speed, node).seconds / plain - 1.0) < 1e-3);
     graph_free(graph);
     arena_free(&arena);
 }
@@ -71,9 +107,9 @@ static void attention_goes_by_its_positions(void **state) {
     Graph *graph = graph_new();
     const Node *asked = attention(graph, 4, 8192), *fewer = attention(graph, 2, 8192),
                *shorter = attention(graph, 8, 4096);
-    SampleKey key = sample_key(fewer);
+    SampleKey key = sample_key(fewer, false);
     const char *text = samples_add("", &key, key.work / 400e9, &arena);
-    key = sample_key(shorter);
+    key = sample_key(shorter, false);
     text = samples_add(text, &key, key.work / 300e9, &arena);
     assert_int_equal(samples_read(text, &arena, &samples, &error), STATUS_OK);
     double rate = op_cost(asked).flops / seconds_of(&samples, asked);
@@ -90,7 +126,7 @@ static void texts_come_back(void **state) {
     Samples samples;
     Graph *graph = graph_new();
     const Node *node = linear(graph, 77, 33, 5, ACTIVATION_NONE);
-    SampleKey key = sample_key(node);
+    SampleKey key = sample_key(node, false);
     const char *text = samples_add("", &key, 2e-3, &arena);
     assert_int_equal(samples_read(text, &arena, &samples, &error), STATUS_OK);
     assert_true(fabs(seconds_of(&samples, node) / 2e-3 - 1.0) < 1e-3);
@@ -178,9 +214,11 @@ static void ranks_share_cores(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(at_a_sample_it_is_the_sample), cmocka_unit_test(texts_come_back),
-        cmocka_unit_test(attention_goes_by_its_positions), cmocka_unit_test(nonsense_is_refused),
-        cmocka_unit_test(ranks_share_cores)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(at_a_sample_it_is_the_sample),
+                                       cmocka_unit_test(sums_have_samples_of_their_own),
+                                       cmocka_unit_test(texts_come_back),
+                                       cmocka_unit_test(attention_goes_by_its_positions),
+                                       cmocka_unit_test(nonsense_is_refused),
+                                       cmocka_unit_test(ranks_share_cores)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

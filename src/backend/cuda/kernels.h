@@ -129,7 +129,7 @@ void cuda_capture_free(void *context, void *capture);
 Status cuda_allocate_pinned(void *context, size_t n_bytes, const char *what, void **memory, Error *error);
 void cuda_release_pinned(void *context, void *memory, size_t n_bytes);
 Status cuda_copy_start(void *context, void *to, const void *from, size_t n_bytes, bool is_out, uint64_t after,
-                       uint64_t *ticket, Error *error);
+                       const BackendSpan *span, uint64_t *ticket, Error *error);
 Status cuda_copy_wait(void *context, uint64_t ticket, bool by_host, Error *error);
 void cuda_close_copies(CudaContext *context);
 

@@ -131,19 +131,23 @@ static ActivityEntry entry_of(const ActivitySlot *slot) {
                            .peers = LOOK(slot->peers)};
 }
 
+/* NULL: there is no room. */
+static ActivityEvent *take_event(Activity *activity) {
+    size_t place = atomic_fetch_add(&activity->n_events, 1);
+    if (place < activity->max_events) return &activity->event[place];
+    atomic_fetch_add(&activity->n_lost, 1);
+    return NULL;
+}
+
 static void keep_event(Activity *activity, int track, int32_t depth) {
-    size_t place = SIZE_MAX; /* of what lies too deep nothing is known */
-    const ActivitySlot *slot = NULL;
-    if (depth < ACTIVITY_MAX_DEPTH) {
-        slot = &activity->track[track].slot[depth];
-        if (LOAD(slot->since_ns) < LOAD(activity->recording_since_ns)) return;
-        place = atomic_fetch_add(&activity->n_events, 1);
-    }
-    if (!slot || place >= activity->max_events) {
+    if (depth >= ACTIVITY_MAX_DEPTH) { /* of what lies too deep nothing is known */
         atomic_fetch_add(&activity->n_lost, 1);
         return;
     }
-    ActivityEvent *event = &activity->event[place];
+    const ActivitySlot *slot = &activity->track[track].slot[depth];
+    if (LOAD(slot->since_ns) < LOAD(activity->recording_since_ns)) return;
+    ActivityEvent *event = take_event(activity);
+    if (!event) return;
     event->entry = entry_of(slot);
     event->begin_ns = LOAD(slot->since_ns);
     event->end_ns = timer_now_ns();
@@ -282,7 +286,26 @@ Status activity_prepare_recorder(Activity *activity, size_t max_events, Error *e
 void activity_record(Activity *activity, bool is_recording) {
     if (!activity || !activity->event) return;
     if (is_recording) STORE(activity->recording_since_ns, timer_now_ns());
+    else if (LOAD(activity->is_recording)) STORE(activity->recording_until_ns, timer_now_ns());
     STORE(activity->is_recording, is_recording);
+}
+
+bool activity_is_recording(const Activity *activity) {
+    return activity && LOOK(activity->is_recording);
+}
+
+void activity_put(Activity *activity, int track, const ActivityEntry *entry, uint64_t begin_ns,
+                  uint64_t end_ns) {
+    if (!activity || track < 0 || begin_ns < LOOK(activity->recording_since_ns)) return;
+    if (!LOOK(activity->is_recording) && begin_ns >= LOOK(activity->recording_until_ns)) return;
+    ActivityEvent *event = take_event(activity);
+    if (!event) return;
+    event->entry = *entry;
+    event->begin_ns = begin_ns;
+    event->end_ns = end_ns;
+    event->track = (uint8_t)track;
+    event->depth = 0;
+    STORE(event->is_complete, true);
 }
 
 size_t activity_n_recorded(const Activity *activity) {

@@ -94,7 +94,7 @@ typedef struct {
     atomic_size_t n_events; /* that wanted to be recorded: more than max_events when some were lost */
     atomic_size_t n_lost;
     atomic_bool is_recording;
-    _Atomic uint64_t recording_since_ns;
+    _Atomic uint64_t recording_since_ns, recording_until_ns; /* the latter while it is switched off */
 } Activity;
 
 /* ---- Open and close */
@@ -160,6 +160,13 @@ Status activity_prepare_recorder(Activity *activity, size_t max_events, Error *e
 /* Entries that begin from now on are recorded as they end, until there is no more room or it is switched off;
  * the rest is counted as lost. */
 void activity_record(Activity *activity, bool is_recording);
+
+bool activity_is_recording(const Activity *activity);
+
+/* Something that is over, and was not begun here: what a device did, say, which tells later. Recorded if it
+ * began while the recorder was on. Any thread. */
+void activity_put(Activity *activity, int track, const ActivityEntry *entry, uint64_t begin_ns,
+                  uint64_t end_ns);
 
 /* How many there are, and how many found no room or lay too deep. */
 size_t activity_n_recorded(const Activity *activity);

@@ -191,19 +191,28 @@ static void add_communication(const Timeline *timeline, const TimelineTrack *tra
     }
 }
 
+/* Of tracks first .. end-1 the one that computes: of a device that runs behind the host its own, if it is
+ * there. */
+static int computing_track(const Timeline *timeline, int first, int end) {
+    for (int i = first; i < end; i++)
+        if (strcmp(timeline->track[i].name, "device") == 0 && timeline->track[i].n) return i;
+    return first;
+}
+
 /* Tracks first .. end-1 are the rank's. */
 static Status measure_rank(Timeline *timeline, int first, int end, Error *error) {
     TimelineRank *rank = &timeline->rank[timeline->track[first].rank];
     size_t n = 0;
     for (int i = first; i < end; i++) n += timeline->track[i].n;
+    int computing = computing_track(timeline, first, end);
     HostTime host = {0};
     Intervals communication = {0};
     /* every event begins and ends once, and a segment lies between two such moments */
-    host.compute.interval = malloc((2 * timeline->track[first].n + 1) * sizeof(Interval));
+    host.compute.interval = malloc((2 * timeline->track[computing].n + 1) * sizeof(Interval));
     communication.interval = malloc((n + 1) * sizeof(Interval));
     if (!host.compute.interval || !communication.interval)
         error_failed(error, "no memory to measure %zu events", n);
-    else timeline_visit(timeline, first, add_segment, &host, &timeline->n_clipped, error);
+    else timeline_visit(timeline, computing, add_segment, &host, &timeline->n_clipped, error);
     if (error->status == STATUS_OK) {
         for (int i = first; i < end; i++) add_communication(timeline, &timeline->track[i], &communication);
         unite(&communication);

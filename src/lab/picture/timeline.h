@@ -60,13 +60,14 @@ typedef struct {
     size_t first, n;         /* of its events, which lie side by side, by time, outer ones first */
 } TimelineTrack;
 
-/* How long, within the window. */
+/* How long, within the window, by the track that computes: the rank's first, which is the host's; of a device
+ * that runs behind the host, its own. */
 typedef struct {
-    double compute_us;    /* the rank's first track in an instruction that does not wait or communicate */
+    double compute_us;    /* in an instruction that does not wait or communicate */
     double comm_us;       /* collectives and messages under way, in any track */
     double overlapped_us; /* both at once */
-    double wait_us;       /* the first track in a wait, a collective or a message */
-    double other_us;      /* the first track in anything else, or in nothing */
+    double wait_us;       /* in a wait, a collective or a message */
+    double other_us;      /* in anything else, or in nothing */
 } TimelineTime;
 
 typedef struct {

@@ -8,9 +8,12 @@
  *
  * So those of two blocks are under way, and the memory plan gives the rest to others. With a share that
  * stays, it is the same part of every block: where the bus is slower than the blocks, as much as it can carry
- * beside them is hidden, wherever in the model it comes from. The last block of a chunk keeps its own: they
- * are needed at once. A schedule that splits the backward fetches what the gradients of weights need a second
- * time. With activation checkpointing it is what that keeps.
+ * beside them is hidden, wherever in the model it comes from. What the backward of a chunk's last block reads
+ * stays: it is needed at once. A schedule that splits the backward fetches what the gradients of weights need
+ * a second time.
+ *
+ * With activation checkpointing it is what that keeps: the input of a segment, which the block below has
+ * made. So what counts is the block that a tensor is used in, not the one that it comes from.
  *
  * To a file it goes by slots, which begin at pages. */
 #include "parallel/offload/offload.h"
@@ -103,6 +106,17 @@ static int thin_out(const Pass *pass, Candidate **chosen, int n) {
     return n_taken;
 }
 
+/* The block of a node, or where it has none, of the tensor. */
+static int block_of_use(const Pass *pass, const Candidate *candidate, int index) {
+    int block = pass->graph->node[index]->block;
+    return block == NO_BLOCK ? candidate->block : block;
+}
+
+static int first_in_backward(const Candidate *candidate) {
+    int first = candidate->first[SECTION_BACKWARD];
+    return first >= 0 ? first : candidate->first[SECTION_WEIGHT];
+}
+
 /* In the order of the forward, without those that are refused, stay anyway or are small. */
 static int choose(Pass *pass, Candidate **chosen) {
     int n = 0, n_kept = 0;
@@ -110,10 +124,9 @@ static int choose(Pass *pass, Candidate **chosen) {
     for (int chunk = 0; chunk < pass->n_chunks; chunk++) last[chunk] = last_block(pass, chunk);
     for (int i = 0; i < pass->n_tensors; i++) {
         Candidate *candidate = &pass->candidate[i];
-        bool is_needed = candidate->root && candidate->last >= 0 &&
-                         (candidate->first[SECTION_BACKWARD] >= 0 || candidate->first[SECTION_WEIGHT] >= 0);
+        bool is_needed = candidate->root && candidate->last >= 0 && first_in_backward(candidate) >= 0;
         if (!is_needed || candidate->is_refused || candidate->block == NO_BLOCK) continue;
-        if (candidate->block == last[candidate->chunk]) continue;
+        if (block_of_use(pass, candidate, first_in_backward(candidate)) == last[candidate->chunk]) continue;
         size_t n_bytes = tensor_bytes(candidate->root);
         if (n_bytes > pass->largest) pass->largest = n_bytes;
         chosen[n++] = candidate;
@@ -128,28 +141,33 @@ static int choose(Pass *pass, Candidate **chosen) {
 
 /* ---- moving them */
 
-/* The first node of a block in this section, at or behind none of those that are `end`; `otherwise` where
- * there is none. */
-static int first_of_block(const Pass *pass, const Candidate *candidate, Section section, int otherwise) {
-    for (int i = 0; i < otherwise; i++) {
-        const Node *node = pass->graph->node[i];
-        if (node->section == section && node->chunk == candidate->chunk &&
-            node->block == candidate->block + 1)
-            return i;
+/* From a use on, away from it (step -1 or 1), in the same section: the farthest node of the block next to
+ * that of the use. Parts of a micro-batch that take turns may have nodes of both in between; a third block
+ * ends the walk. The use itself where there is none. */
+static int end_of_neighbour(const Pass *pass, const Candidate *candidate, int use, int step) {
+    const Node *node = pass->graph->node[use];
+    int own = block_of_use(pass, candidate, use), neighbour = NO_BLOCK, end = use;
+    for (int i = use + step; i >= 0 && i < pass->n_nodes; i += step) {
+        const Node *other = pass->graph->node[i];
+        if (other->section != node->section || other->chunk != candidate->chunk || other->block == NO_BLOCK)
+            continue;
+        if (other->block != own && neighbour == NO_BLOCK) neighbour = other->block;
+        if (other->block != own && other->block != neighbour) break;
+        if (other->block == neighbour) end = i;
     }
-    return otherwise;
+    return end;
 }
 
-/* The last node of the next block in the forward, behind the last use. */
-static int last_of_next(const Pass *pass, const Candidate *candidate) {
-    int found = -1, end = -1;
+/* Where the way out has to be over, so that others may have the memory: behind the block after that of the
+ * last use; at the end of the forward where there is none. */
+static int end_of_way_out(const Pass *pass, const Candidate *candidate) {
+    int end = end_of_neighbour(pass, candidate, candidate->last, 1);
+    if (end != candidate->last) return end;
     for (int i = candidate->last; i < pass->n_nodes; i++) {
         const Node *node = pass->graph->node[i];
-        if (node->section != SECTION_FORWARD || node->chunk != candidate->chunk) continue;
-        end = i;
-        if (node->block == candidate->block + 1) found = i;
+        if (node->section == SECTION_FORWARD && node->chunk == candidate->chunk) end = i;
     }
-    return found >= 0 ? found : end;
+    return end;
 }
 
 static Tensor *next_slot(Pass *pass, const Tensor *tensor) {
@@ -180,7 +198,7 @@ static void take_out(Pass *pass, Candidate *candidate, Insertion *insertion) {
     if (is_to_file(pass)) op_offload(graph, to, candidate->home);
     insertion_behind(insertion, candidate->last);
     op_move_wait(graph, start, false);
-    insertion_behind(insertion, last_of_next(pass, candidate));
+    insertion_behind(insertion, end_of_way_out(pass, candidate));
 }
 
 static Tensor *replaced(Graph *graph, Tensor *tensor, const Tensor *from, Tensor *to) {
@@ -203,7 +221,7 @@ static void bring_back(Pass *pass, const Candidate *candidate, Section section, 
         op_fetch(graph, candidate->home, from);
     }
     const Node *start = op_fetch(graph, from, again);
-    insertion_before(insertion, first_of_block(pass, candidate, section, first));
+    insertion_before(insertion, end_of_neighbour(pass, candidate, first, -1));
     op_move_wait(graph, start, false);
     insertion_before(insertion, first);
     for (int i = first; i < pass->n_nodes; i++) {

@@ -150,7 +150,10 @@ Status train_step_open(TrainStep *step, DeviceMemory *memory, Error *error) {
 void train_step_watch(TrainStep *step, Activity *activity) {
     const Pipeline *pipeline = step->options.pipeline;
     step->executor.activity = activity;
-    mover_watch(step->executor.memory ? step->executor.memory->mover : NULL, activity);
+    if (step->executor.memory) {
+        device_times_watch(step->executor.memory->times, activity);
+        mover_watch(step->executor.memory->mover, activity);
+    }
     if (!pipeline || !activity) return;
     step->chunk_name = ARENA_ARRAY(&step->graph->arena, const char *, step->n_chunks);
     for (int chunk = 0; chunk < step->n_chunks; chunk++) {
@@ -159,6 +162,10 @@ void train_step_watch(TrainStep *step, Activity *activity) {
         if (step->n_chunks > 1) snprintf(text + n, sizeof text - (size_t)n, " chunk %d", chunk);
         step->chunk_name[chunk] = activity_keep(activity, text);
     }
+}
+
+void train_step_show_times(TrainStep *step) {
+    if (step->executor.memory) device_times_show(step->executor.memory->times);
 }
 
 void train_step_close(TrainStep *step) {

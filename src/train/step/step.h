@@ -195,6 +195,9 @@ void train_step_close(TrainStep *step);
 /* Tell an activity what the step does: micro-batch by micro-batch, in a pipeline action by action. */
 void train_step_watch(TrainStep *step, Activity *activity);
 
+/* What a device behind the host has done so far goes to the recorder: before that is read. */
+void train_step_show_times(TrainStep *step);
+
 /* The first sequence of a step: index·batch, or counted on from step->start. */
 uint64_t train_step_sequence(const TrainStep *step, int64_t index);
 

@@ -1,6 +1,6 @@
 /* Copies between the GPU's memory and pinned memory of the host, beside what is computed: a stream each way,
  * for the bus carries both at once. An event marks the end of each; there are more of them than the mover has
- * moves under way (graph/mover.c), so that none is recorded again before it has done its service.
+ * moves under way (graph/device/mover.c), so that none is recorded again before it has done its service.
  *
  * Pinned memory is taken as any large memory of the host, touched by all cores and then registered: it is
  * zero, and in huge pages. */
@@ -62,7 +62,7 @@ void cuda_release_pinned(void *context, void *memory, size_t n_bytes) {
 }
 
 Status cuda_copy_start(void *context, void *to, const void *from, size_t n_bytes, bool is_out, uint64_t after,
-                       uint64_t *ticket, Error *error) {
+                       const BackendSpan *span, uint64_t *ticket, Error *error) {
     CudaContext *cuda = cuda_enter(context);
     cudaStream_t stream = cuda->copy_stream[is_out];
     uint64_t number = cuda->n_copies + 1;
@@ -71,9 +71,11 @@ Status cuda_copy_start(void *context, void *to, const void *from, size_t n_bytes
     if (after && after + CUDA_COPIES > number)
         TRY(cuda_check(cudaStreamWaitEvent(stream, cuda->copy_done[after % CUDA_COPIES], 0), "a copy",
                        error));
+    if (span) TRY(cuda_check(cudaEventRecord((cudaEvent_t)span->begin, stream), "a copy", error));
     TRY(cuda_check(
         cudaMemcpyAsync(to, from, n_bytes, is_out ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice, stream),
         "a copy", error));
+    if (span) TRY(cuda_check(cudaEventRecord((cudaEvent_t)span->end, stream), "a copy", error));
     TRY(cuda_check(cudaEventRecord(cuda->copy_done[number % CUDA_COPIES], stream), "a copy", error));
     *ticket = cuda->n_copies = number;
     return STATUS_OK;

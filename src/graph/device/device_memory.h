@@ -10,11 +10,11 @@
  *
  * What a plan keeps beside it (PLACE_HOST, PLACE_FILE) is taken with the rest: memory of the host, pinned
  * where the device has its own, and a file without a name in `folder`, which is gone with the process. */
-#ifndef PGPT_GRAPH_DEVICE_MEMORY_H
-#define PGPT_GRAPH_DEVICE_MEMORY_H
+#ifndef PGPT_GRAPH_DEVICE_DEVICE_MEMORY_H
+#define PGPT_GRAPH_DEVICE_DEVICE_MEMORY_H
 
 #include "graph/backend.h"
-#include "graph/mover.h"
+#include "graph/device/mover.h"
 #include "graph/plan.h"
 
 /* One block per place, large enough for every program that was announced. Parameters of programs recorded
@@ -31,6 +31,7 @@ typedef struct {
     const char *folder;       /* of what is kept in a file; NULL: nothing is */
     FileQueueKind file_queue; /* and how it is read and written */
     bool is_paged;            /* it is read into activations, too */
+    DeviceTimes *times;       /* of a device behind the host; NULL: it is not */
     Mover *mover;             /* between the kinds of memory; NULL: there is one */
 } DeviceMemory;
 

@@ -11,12 +11,13 @@
  * and from a device are the device's own, those within the host's memory a thread's. A move waits by itself
  * for earlier ones that touch the same bytes; others may overtake it. What a node touches is the
  * program's business: it waits before it reads what a move brings, or writes what one takes away. */
-#ifndef PGPT_GRAPH_MOVER_H
-#define PGPT_GRAPH_MOVER_H
+#ifndef PGPT_GRAPH_DEVICE_MOVER_H
+#define PGPT_GRAPH_DEVICE_MOVER_H
 
 #include "base/file/file_queue.h"
 #include "base/system/activity.h"
 #include "graph/backend.h"
+#include "graph/device/device_times.h"
 
 typedef struct Mover Mover;
 
@@ -41,13 +42,15 @@ typedef struct {
     FileQueueKind queue; /* how they are read and written */
     MoverFile file[MOVER_MOST_FILES];
     int n_files;
+    DeviceTimes *times; /* of copies to and from a device; NULL: nobody wants to know */
 } MoverOptions;
 
 Status mover_open(Mover **opened, const MoverOptions *options, Error *error);
 void mover_close(Mover **opened); /* what is under way is waited for; also NULL */
 
-/* From now on the moves of each lane are shown on a track of its own, "moves out" and "moves in"; but for
- * copies to and from a device, whose times are the device's. NULL: no more. While nothing is moved. */
+/* From now on moves of files, and within the host's memory, are shown on a track for each lane, "moves out" and
+ * "moves in"; copies to and from a device have times of the device's (device_times.h). NULL: no more. While
+ * nothing is moved. */
 void mover_watch(Mover *mover, Activity *activity);
 
 /* Of a tensor that lies at this address. */

@@ -1,6 +1,6 @@
 /* Plans are announced first and the memory is taken once, so that programs which never run at the same time
  * share what each of them needs. */
-#include "graph/device_memory.h"
+#include "graph/device/device_memory.h"
 
 #include "base/text/format.h"
 
@@ -72,8 +72,10 @@ static Status take_place(DeviceMemory *memory, int place, Error *error) {
 }
 
 static Status open_mover(DeviceMemory *memory, Error *error) {
-    MoverOptions options = {
-        .backend = memory->backend, .folder = memory->folder, .queue = memory->file_queue};
+    MoverOptions options = {.backend = memory->backend,
+                            .folder = memory->folder,
+                            .queue = memory->file_queue,
+                            .times = memory->times};
     bool is_wanted = false;
     for (int place = 0; place < N_PLACES; place++) {
         is_wanted |= place_is_beside((Place)place) && memory->bytes[place];
@@ -93,7 +95,9 @@ Status device_open(DeviceMemory *memory, const Backend *backend, Error *error) {
             return error->status;
         }
     }
-    if (open_mover(memory, error) != STATUS_OK) device_close(memory);
+    if (device_times_open(&memory->times, backend, error) != STATUS_OK ||
+        open_mover(memory, error) != STATUS_OK)
+        device_close(memory);
     return error->status;
 }
 
@@ -108,6 +112,7 @@ static void give_back(DeviceMemory *memory, int place) {
 
 void device_close(DeviceMemory *memory) {
     mover_close(&memory->mover);
+    device_times_close(&memory->times);
     for (int place = 0; place < N_PLACES && memory->backend; place++) {
         if (memory->base[place] && !memory->is_borrowed[place]) give_back(memory, place);
         memory->base[place] = NULL;

@@ -3,7 +3,7 @@
  * that moves keep no order: a file has as many of them in flight as have begun (base/file/file_queue.h), so
  * that what is read ahead and what is written behind keep the disk busy. Copies in memory are made by a
  * thread a lane. */
-#include "graph/mover.h"
+#include "graph/device/mover.h"
 
 #include "base/file/scratch_file.h"
 #include "base/system/timer.h"
@@ -86,9 +86,10 @@ static Status begin_transfer(Mover *mover, Move *move, bool *is_done, Error *err
 
 /* ---- on a timeline, with the lock: from one end of a move to the next while any is under way */
 
+static const char *const move_names[N_MOVE_LANES] = {"offload", "fetch"};
+
 static void show(Mover *mover, MoveLane which) {
-    static const char *const names[N_MOVE_LANES] = {"offload", "fetch"};
-    ActivityEntry entry = {.kind = ACTIVITY_FILE, .name = names[which], .number = -1};
+    ActivityEntry entry = {.kind = ACTIVITY_FILE, .name = move_names[which], .number = -1};
     activity_begin(mover->activity, mover->lane[which].track, &entry);
 }
 
@@ -107,8 +108,9 @@ void mover_watch(Mover *mover, Activity *activity) {
     if (!mover) return;
     pthread_mutex_lock(&mover->mutex);
     mover->activity = activity;
-    mover->lane[MOVE_OUT].track = activity_add_track(activity, "moves out");
-    mover->lane[MOVE_IN].track = activity_add_track(activity, "moves in");
+    bool is_here = mover->file || !backend_has_own_memory(mover->options.backend); /* not all is a device's */
+    mover->lane[MOVE_OUT].track = is_here ? activity_add_track(activity, "moves out") : -1;
+    mover->lane[MOVE_IN].track = is_here ? activity_add_track(activity, "moves in") : -1;
     pthread_mutex_unlock(&mover->mutex);
 }
 
@@ -336,15 +338,23 @@ static void mark_earlier(const Mover *mover, Move *move, uint64_t number) {
             move->before[n % RING / 64] |= (uint64_t)1 << n % 64;
 }
 
-static Status start_locked(Mover *mover, Move move, uint64_t *ticket, Error *error) {
+static Status start_copy(Mover *mover, Move *move, uint64_t after, Error *error) {
     const Backend *backend = mover->options.backend;
+    bool is_out = move->lane == MOVE_OUT;
+    ActivityEntry entry = {
+        .kind = ACTIVITY_FILE, .name = move_names[move->lane], .number = -1, .n_bytes = move->n_bytes};
+    const BackendSpan *span =
+        device_times_next(mover->options.times, is_out ? DEVICE_TRACK_OUT : DEVICE_TRACK_IN, &entry);
+    return backend->copy_start(backend->context, move->to.address, move->from.address, move->n_bytes, is_out,
+                               after, span, &move->copy, error);
+}
+
+static Status start_locked(Mover *mover, Move move, uint64_t *ticket, Error *error) {
     uint64_t number = mover->n_started + 1, after;
     if (number > RING) TRY(finish(mover, number - RING, true, error));
     TRY(thread_error(mover, error));
     TRY(find_earlier(mover, &move, number, &after, error));
-    if (move.is_device)
-        TRY(backend->copy_start(backend->context, move.to.address, move.from.address, move.n_bytes,
-                                move.lane == MOVE_OUT, after, &move.copy, error));
+    if (move.is_device) TRY(start_copy(mover, &move, after, error));
     else mark_earlier(mover, &move, number);
     mover->ring[number % RING] = move;
     mover->n_started = number;
