@@ -341,23 +341,27 @@ static Status give_instructions(const Given *given, Error *error) {
                             given->is_waited_for, error);
 }
 
-/* Of nodes that are not captured, the first that computes or communicates gives the name to all; what only
- * starts moves and waits for them is a wait. */
+/* One by one while somebody wants their times; starts of moves, and waits for what is there, are next to
+ * nothing. Nodes on several lanes are one. */
 static Status run_between(Executor *executor, const ExecutorPart *part, ProgramPart nodes, MicroBatch micro,
                           bool is_waited_for, Error *error) {
     Given given = {executor, part, nodes, micro, NULL, is_waited_for};
-    ActivityEntry entry = {.kind = ACTIVITY_WAIT, .number = -1};
+    bool is_watched = device_times_are_wanted(executor->memory->times);
+    if (!is_watched) return give_instructions(&given, error);
+    bool are_apart = !executor->events;
     for (int i = nodes.first; i < nodes.first + nodes.count; i++) {
         const Node *node = executor->program->graph->node[i];
-        if (!runs_in(node, micro)) continue;
-        bool is_move = node->op->is_portable && node->is_passed_by;
-        if (entry.name && (is_move || entry.kind == ACTIVITY_INSTRUCTION)) continue;
-        entry = (ActivityEntry){.kind = is_move ? ACTIVITY_WAIT : ACTIVITY_INSTRUCTION,
-                                .name = node->op->name,
-                                .place = section_name(node->section),
-                                .number = -1};
+        if (are_apart && !runs_in(node, micro)) continue;
+        ActivityEntry entry = {.kind = node->op->is_portable && node->is_passed_by ? ACTIVITY_WAIT
+                                                                                   : ACTIVITY_INSTRUCTION,
+                               .name = are_apart ? node->op->name : "instructions",
+                               .place = section_name(node->section),
+                               .number = are_apart ? i : -1};
+        if (are_apart) given.nodes = (ProgramPart){i, 1};
+        TRY(with_times(&given, &entry, give_instructions, error));
+        if (!are_apart) break;
     }
-    return entry.name ? with_times(&given, &entry, give_instructions, error) : STATUS_OK;
+    return STATUS_OK;
 }
 
 /* The first time: waited for, so that a mistake has a name from the beginning. Micro-batches in other frames

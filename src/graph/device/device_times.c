@@ -138,9 +138,13 @@ static Status make_next(DeviceTimes *times, Error *error) {
     return STATUS_OK;
 }
 
+bool device_times_are_wanted(const DeviceTimes *times) {
+    return times && !times->is_broken && activity_is_recording(times->activity);
+}
+
 const BackendSpan *device_times_next(DeviceTimes *times, DeviceTrack track, const ActivityEntry *entry) {
     Error error = {0};
-    if (!times || times->is_broken || !activity_is_recording(times->activity)) return NULL;
+    if (!device_times_are_wanted(times)) return NULL;
     times->is_broken = make_next(times, &error) != STATUS_OK;
     if (times->is_broken) return NULL;
     Span *span = &times->ring[times->n_given++ % RING];

@@ -41,6 +41,8 @@ void device_times_watch(DeviceTimes *times, Activity *activity);
  * waits for the device. */
 const BackendSpan *device_times_next(DeviceTimes *times, DeviceTrack track, const ActivityEntry *entry);
 
+bool device_times_are_wanted(const DeviceTimes *times);
+
 /* All that was given so far. */
 void device_times_show(DeviceTimes *times);
 

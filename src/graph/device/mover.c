@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { RING = 256, RING_WORDS = RING / 64, BOUNCE_BYTES = 1 << 20 };
+enum { RING = MOVER_MOST_MOVES, RING_WORDS = RING / 64, BOUNCE_BYTES = 1 << 20 };
 
 typedef struct {
     Mover *mover;

@@ -23,6 +23,9 @@ typedef struct Mover Mover;
 
 typedef enum { MOVE_OUT, MOVE_IN, N_MOVE_LANES } MoveLane;
 
+/* Under way at a time; who starts more waits for the earliest. */
+enum { MOVER_MOST_MOVES = 256 };
+
 typedef struct {
     void *address; /* in a file: one of those that stand for its bytes */
     MemoryKind kind;

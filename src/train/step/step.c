@@ -2,6 +2,8 @@
  * (step_inside.h). */
 #include "train/step/step_inside.h"
 
+#include "ops/move.h"
+
 #include <stdio.h>
 
 #define FIRST_SCALE 65536.0
@@ -132,6 +134,17 @@ Status train_step_plan(TrainStep *step, const ModelConfig *config, const Paramet
     return status;
 }
 
+/* Of all its micro-batches. */
+static int64_t count_moves(const TrainStep *step) {
+    int64_t n = 0;
+    for (int i = 0; i < step->graph->n_nodes; i++) {
+        const Node *node = step->graph->node[i];
+        if (node->op != &OP_OFFLOAD && node->op != &OP_FETCH) continue;
+        n += section_is_of_step(node->section) ? 1 : step->n_micro_batches;
+    }
+    return n;
+}
+
 Status train_step_open(TrainStep *step, DeviceMemory *memory, Error *error) {
     int64_t count = step->B * step->options.T;
     const GradientSyncOptions *sync = &step->options.sync;
@@ -144,6 +157,7 @@ Status train_step_open(TrainStep *step, DeviceMemory *memory, Error *error) {
         TRY(comm_prepare(mesh_expert_sums(sync->mesh), error));
     step->tokens = ARENA_ARRAY(&step->graph->arena, int32_t, count);
     step->targets = ARENA_ARRAY(&step->graph->arena, int32_t, count);
+    step->n_moves = count_moves(step);
     return executor_open(&step->executor, &step->program, memory, error);
 }
 

@@ -245,12 +245,12 @@ static Status run_actions(TrainStep *step, const BatchSource *source, int64_t in
     return STATUS_OK;
 }
 
-/* What a step has to know of the one before must not be on its way: where losses are scaled, the scale. And
- * there is room for the times of so many sections only; where a step has more, it is long enough to wait
- * for. */
+/* What a step has to know of the one before must not be on its way: where losses are scaled, the scale. There
+ * is room for the times of so many sections only; where a step has more, it is long enough to wait for. And
+ * where the host waits for moves within a step, the one before would be over before it can look. */
 bool train_step_runs_ahead(const TrainStep *step) {
     return executor_sends(&step->executor) && !step->loss.scale && !step->options.pipeline &&
-           !step->optimizer.late && !step->optimizer.assumed &&
+           !step->optimizer.late && !step->optimizer.assumed && step->n_moves < MOVER_MOST_MOVES / 2 &&
            STEP_MOST_BEGUN * step->n_actions <= EXECUTOR_MAX_PENDING;
 }
 
