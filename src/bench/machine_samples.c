@@ -55,7 +55,7 @@ static Status set_shape(BenchSetup *setup, const StepShape *shape, int64_t n_thr
     setup->optimizer.clip = 1.0; /* as training has it: the norm of the gradient is an instruction, too */
     bench->batch = shape->B;
     bench->micro_batch = shape->micro_batch;
-    bench->sequence = bench->recompute = bench->loss_chunk = 0;
+    bench->sequence = bench->recompute = bench->recompute_blocks = bench->loss_chunk = 0;
     bench->n_threads = n_threads;
     return config_complete(model, model->vocabulary, error);
 }

@@ -39,6 +39,7 @@ static StepOptions step_options(const BenchOptions *bench) {
                          .micro_batch = bench->micro_batch,
                          .T = bench->sequence,
                          .recompute = bench->recompute,
+                         .recompute_blocks = bench->recompute_blocks,
                          .loss_chunk = bench->loss_chunk,
                          .precision = precision_of((PrecisionKind)bench->precision),
                          .seed = BENCH_SEED};

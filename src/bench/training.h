@@ -8,7 +8,7 @@
 typedef struct {
     int64_t batch, micro_batch,
         sequence; /* micro_batch and sequence are set once bench_training_plan has run */
-    int64_t recompute, loss_chunk;
+    int64_t recompute, recompute_blocks, loss_chunk;
     int64_t n_steps, n_warmup_steps;
     int64_t n_tokens, n_samples, n_runs;
     int64_t n_threads;

@@ -310,6 +310,28 @@ static Status check_delayed(const TrainRun *run, Error *error) {
     return STATUS_OK;
 }
 
+/* Some blocks recomputed whole, where the others are not. */
+static Status check_recompute(const TrainRun *run, Error *error) {
+    const TrainCommand *values = &run->values;
+    long long n = values->train.recompute_blocks, n_layers = values->model.n_layers;
+    if (n && values->train.recompute > 0)
+        return error_user(
+            error,
+            "--recompute %lld recomputes all blocks, and --recompute-blocks %lld the first ones; leave "
+            "one out, or give --recompute selective",
+            (long long)values->train.recompute, n);
+    if (n && *values->parallel.recompute)
+        return error_user(
+            error,
+            "--recompute-stages %s says of each stage what --recompute-blocks %lld says of all; give "
+            "one of them",
+            values->parallel.recompute, n);
+    if (n > n_layers)
+        return error_user(error, "--recompute-blocks %lld: the model has %lld; give --recompute 1 for all", n,
+                          n_layers);
+    return STATUS_OK;
+}
+
 /* What offload cannot be had with. */
 static Status check_offload(TrainRun *run, Error *error) {
     const TrainCommand *values = &run->values;
@@ -436,6 +458,7 @@ Status train_options_complete(TrainRun *run, Error *error) {
     choose_clock(run);
     TRY(check_ranks(run, error));
     TRY(check_experts(run, error));
+    TRY(check_recompute(run, error));
     TRY(check_offload(run, error));
     TRY(train_pipeline_complete(run, error));
     TRY(train_compress_complete(run, error));

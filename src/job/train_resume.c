@@ -171,7 +171,11 @@ static bool is_of_other_pipeline(const TrainRun *run, const char *name, const Op
 /* Does it exclude something that this call gives? Nobody can leave out what was given to another call. */
 static bool is_excluded(const TrainRun *run, const char *name, const Options *record) {
     const TrainCommand *was = record->values, *now = &run->values;
-    if (strcmp(name, "recompute") == 0) return was->train.recompute != 0 && gives(run, "recompute-stages");
+    if (strcmp(name, "recompute") == 0)
+        return (was->train.recompute != 0 && gives(run, "recompute-stages")) ||
+               (was->train.recompute > 0 && gives(run, "recompute-blocks"));
+    if (strcmp(name, "recompute-blocks") == 0)
+        return gives(run, "recompute-stages") || (gives(run, "recompute") && now->train.recompute > 0);
     if (strcmp(name, "tp-chunks") == 0)
         return was->parallel.tensor_chunks > 1 &&
                ((gives(run, "pp") && now->parallel.size[AXIS_PP] > 1) ||

@@ -159,11 +159,13 @@ static void record_run(GptPart *parts, int n_parts, int first, int end) {
 void gpt_record_blocks(GptPart *parts, int n_parts, int first, int end) {
     const GptWriter *r = &parts[0].r;
     int together = r->segment ? (int)r->segment : r->split.by_block || n_parts == 1 ? 1 : end;
+    int alone =
+        r->n_alone ? first + (int)r->n_alone : first - 1; /* the last border of segments of one block */
     for (int from = first, to; from < end; from = to) {
-        to = (from / together + 1) * together;
+        to = from < alone ? from + 1 : (from / together + 1) * together;
         if (to > end) to = end;
-        for (int i = 0; r->segment && from % r->segment == 0 && i < n_parts; i++)
-            layer_border(&parts[i].r, &parts[i].x);
+        bool is_border = from <= alone || (r->segment && from % r->segment == 0);
+        for (int i = 0; is_border && i < n_parts; i++) layer_border(&parts[i].r, &parts[i].x);
         record_run(parts, n_parts, from, to);
     }
     r->graph->block = NO_BLOCK;
@@ -226,7 +228,8 @@ static GptWriter loss_writer(const ModelConfig *config, const GptLossOptions *op
                    .B = span.n,
                    .n_positions = options->T,
                    .first_sequence = span.first,
-                   .segment = options->recompute};
+                   .segment = options->recompute,
+                   .n_alone = options->recompute_first};
     GptSplit split = options->split;
     split.n_parts = n_parts;
     writer_set_split(&r, &split);

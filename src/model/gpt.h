@@ -46,6 +46,7 @@ typedef struct {
     bool is_training;            /* with dropout, and room for gradients in the loss */
     DType dtype;                 /* of weights and activations */
     int64_t recompute;           /* blocks that recompute_run will take together; 0: it will not run */
+    int64_t recompute_first;     /* or the first blocks that recompute_first will take, one by one */
     GptSplit split;
     bool scales_loss; /* the gradient is multiplied by a number that the host writes: see GptLoss */
     const ParameterTensors *parameters; /* recorded already, for another stage in the same graph; NULL: not */

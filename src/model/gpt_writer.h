@@ -50,6 +50,7 @@ typedef struct {
     RowSplit rows;    /* of the residual stream that are here; {0}: all */
     GptDepth depth;
     bool adds_apart; /* what the branches of a block add is summed beside the stream, too (GptPart.made) */
+    int64_t n_alone; /* the first blocks of a chunk, each of which is a segment of its own; of the others: */
     int64_t segment; /* blocks whose activations are forgotten and made again together; 0: all are kept */
     DType dtype;
 } GptWriter;

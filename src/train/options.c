@@ -35,6 +35,10 @@ const OptionSpec train_option_specs[] = {
         "for the last N blocks; full: 1. selective: keep what GEMMs and attention make and recompute what is cheap, "
         "norms and activations; a third less memory for a few percent of time. 0, none: keep everything",
         .words = recompute_words),
+    OPTION_INT(
+        "recompute-blocks", TrainOptions, recompute_blocks, 0, 0, MANY,
+        "recompute the first so many blocks of each stage whole, one by one; the others are as --recompute says: "
+        "none or selective"),
     OPTION_INT("loss-chunk", TrainOptions, loss_chunk, 0, 0, MANY,
                "tokens whose logits are in memory at a time; 0: chosen by size"),
     OPTION_CHOICE(

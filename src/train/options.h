@@ -14,7 +14,7 @@ typedef struct {
     int64_t batch, micro_batch, sequence, n_steps;
     double n_epochs;
     int64_t seed;
-    int64_t recompute, loss_chunk;
+    int64_t recompute, recompute_blocks, loss_chunk;
     int64_t n_threads;
     int precision; /* PrecisionKind */
     int device;    /* DeviceKind */

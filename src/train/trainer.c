@@ -80,6 +80,7 @@ static StepOptions step_options(const TrainerSetup *setup) {
                         .micro_batch = options->micro_batch,
                         .T = options->sequence,
                         .recompute = setup->recompute,
+                        .recompute_blocks = options->recompute_blocks,
                         .loss_chunk = options->loss_chunk,
                         .by_sequence = setup->parallel && setup->parallel->by_sequence,
                         .tensor_chunks = tensor_chunks(setup),

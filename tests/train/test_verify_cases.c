@@ -54,8 +54,14 @@ typedef struct {
 } Combination;
 
 static Combination combination_of(const VerifyCase *layout) {
-    Combination made = {layout->model,    layout->tied,        layout->zero,           (int)layout->schedule,
-                        layout->n_chunks, layout->accumulates, layout->recompute != 0, {0}};
+    Combination made = {layout->model,
+                        layout->tied,
+                        layout->zero,
+                        (int)layout->schedule,
+                        layout->n_chunks,
+                        layout->accumulates,
+                        layout->recompute || layout->recompute_blocks,
+                        {0}};
     memcpy(made.size, layout->shape.size, sizeof made.size);
     return made;
 }
@@ -164,7 +170,7 @@ static void list_traits(const VerifyCase *layout, int first_model, int *trait /*
                              layout->all_reduce,
                              layout->accumulates,
                              size[AXIS_PP] > 1 && layout->n_micro_batches == 1,
-                             1 + (int)layout->recompute,
+                             layout->recompute_blocks ? 3 : 1 + (int)layout->recompute,
                              layout->overlaps,
                              layout->by_sequence,
                              size[AXIS_PP] > 1 ? 1 + (int)layout->schedule : 0,

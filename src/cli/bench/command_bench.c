@@ -40,6 +40,10 @@ static const OptionSpec bench_option_specs[] = {
         "activation checkpointing: keep only every Nth block's input and recompute the rest in the backward; "
         "selective: recompute what is cheap; 0: keep everything",
         .words = recompute_words),
+    OPTION_INT(
+        "recompute-blocks", BenchCall, setup.bench.recompute_blocks, 0, 0, MANY,
+        "recompute the first so many blocks whole, one by one; the others are as --recompute says: none or "
+        "selective"),
     OPTION_INT("loss-chunk", BenchCall, setup.bench.loss_chunk, 0, 0, MANY,
                "tokens whose logits are in memory at a time; 0: chosen by size"),
     OPTION_INT("steps", BenchCall, setup.bench.n_steps, 5, 1, MANY_RUNS, "timed steps of 'step'"),
@@ -157,6 +161,7 @@ static const OptionUse limited_options[] = {
     {"micro-batch", FOR_STEP | FOR_OPS},
     {"sequence", FOR_STEP | FOR_OPS | FOR_EXPERTS | FOR_ATTENTION},
     {"recompute", FOR_STEP | FOR_OPS},
+    {"recompute-blocks", FOR_STEP | FOR_OPS},
     {"loss-chunk", FOR_STEP | FOR_OPS},
     {"dropout", FOR_STEP | FOR_OPS},
     {"any-order", FOR_STEP | FOR_OPS | FOR_ATTENTION},

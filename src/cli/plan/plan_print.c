@@ -61,6 +61,9 @@ static void print_run(const PlanRun *plan, const PlanFigures *figures) {
     if (values->train.recompute == RECOMPUTE_SELECTIVE) printf(", selective recomputation");
     else if (values->train.recompute)
         printf(", every %lld. block's input kept", (long long)values->train.recompute);
+    if (values->train.recompute_blocks)
+        printf(", the first %s of a stage recomputed",
+               format_things(values->train.recompute_blocks, "block").text);
     printf("\n");
 }
 

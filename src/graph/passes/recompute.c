@@ -22,6 +22,7 @@ typedef struct {
     Graph *graph;
     int n_blocks, n_segments; /* segments of each chunk, most of them empty where there are several */
     int n_chunks;
+    int n_first;     /* segments of each chunk that are repeated; 0: all */
     bool *is_marked; /* per forward node */
     bool *is_kept;   /* per tensor id: brought by communication that is not repeated */
     Repeats repeats;
@@ -105,10 +106,11 @@ static int repeat_segments(Recompute *pass, bool *is_done) {
     return n_again;
 }
 
-/* Which segments are not repeated: those without nodes, and the last of a chunk that keeps it. */
+/* Which segments are not repeated: those without nodes, those behind the first ones where only these are, and
+ * the last of a chunk that keeps it. */
 static void find_left_alone(const Recompute *pass, const int *chunk_frames, bool *is_left_alone) {
     for (int c = 0; c < pass->n_chunks; c++) {
-        int last = -1;
+        int last = -1, n_found = 0;
         for (int i = 0; i < pass->n_segments; i++) is_left_alone[c * pass->n_segments + i] = true;
         for (int i = 0; i < pass->graph->n_nodes; i++) {
             int segment = segment_of(pass, pass->graph->node[i]);
@@ -117,18 +119,25 @@ static void find_left_alone(const Recompute *pass, const int *chunk_frames, bool
             if (segment > last) last = segment;
         }
         if (last >= 0 && (!chunk_frames || chunk_frames[c] == 1)) is_left_alone[last] = true;
+        for (int i = 0; i < pass->n_segments; i++) {
+            bool *is_alone = &is_left_alone[c * pass->n_segments + i];
+            if (pass->n_first && !*is_alone && n_found++ >= pass->n_first) *is_alone = true;
+        }
     }
 }
 
-int recompute_chunks(Graph *graph, int n_blocks, int n_chunks, const int *chunk_frames) {
+static int recompute(Graph *graph, int n_blocks, int n_first, int n_chunks, const int *chunk_frames) {
     int last_block = NO_BLOCK;
     for (int i = 0; i < graph->n_nodes; i++) {
         if (graph->node[i]->block > last_block) last_block = graph->node[i]->block;
         if (n_chunks <= graph->node[i]->chunk) n_chunks = graph->node[i]->chunk + 1;
     }
     if (n_blocks <= 0 || last_block == NO_BLOCK || graph->error.status != STATUS_OK) return 0;
-    Recompute pass = {
-        .graph = graph, .n_blocks = n_blocks, .n_segments = last_block / n_blocks + 1, .n_chunks = n_chunks};
+    Recompute pass = {.graph = graph,
+                      .n_blocks = n_blocks,
+                      .n_segments = last_block / n_blocks + 1,
+                      .n_chunks = n_chunks,
+                      .n_first = n_first};
     pass.repeats = repeats_begin(graph);
     pass.is_marked = ARENA_ARRAY(&graph->arena, bool, graph->n_nodes);
     pass.is_kept = ARENA_ARRAY(&graph->arena, bool, graph->n_tensors);
@@ -140,6 +149,14 @@ int recompute_chunks(Graph *graph, int n_blocks, int n_chunks, const int *chunk_
         if (!is_done[segment]) mark_segment(&pass, segment);
     }
     return repeat_segments(&pass, is_done);
+}
+
+int recompute_chunks(Graph *graph, int n_blocks, int n_chunks, const int *chunk_frames) {
+    return recompute(graph, n_blocks, 0, n_chunks, chunk_frames);
+}
+
+int recompute_first(Graph *graph, int n_first, int n_chunks, const int *chunk_frames) {
+    return n_first > 0 ? recompute(graph, 1, n_first, n_chunks, chunk_frames) : 0;
 }
 
 int recompute_run(Graph *graph, int n_blocks) {

@@ -21,4 +21,8 @@ int recompute_run(Graph *graph, int n_blocks);
  * granted. With several each frame would keep it. chunk_frames (n_chunks); NULL: one of each. */
 int recompute_chunks(Graph *graph, int n_blocks, int n_chunks, const int *chunk_frames);
 
+/* Of each chunk only the first n_first blocks, each by itself; others are as they are, and may be left to
+ * selective_run, behind this one. */
+int recompute_first(Graph *graph, int n_first, int n_chunks, const int *chunk_frames);
+
 #endif

@@ -41,7 +41,10 @@ typedef struct {
     int64_t micro_batch; /* the most sequences at a time on a rank; divides batch */
     int64_t T;           /* tokens of a sequence */
     int64_t recompute;   /* as --recompute takes it: blocks a segment, RECOMPUTE_NONE, ..._SELECTIVE */
-    ActionList actions;  /* of a step; NULL: one micro-batch after the other, or the pipeline's schedule */
+    int64_t
+        recompute_blocks; /* the first of each chunk that are recomputed whole, whatever `recompute` says of
+                               * the others; where that has whole blocks recomputed, it says of all */
+    ActionList actions;   /* of a step; NULL: one micro-batch after the other, or the pipeline's schedule */
     /* Pipeline parallelism: this rank's place, and which chunks of the model it has; NULL: all of it. */
     const Pipeline *pipeline;
     const ParameterPart *part;

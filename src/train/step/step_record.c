@@ -57,6 +57,11 @@ static void sum_replicas(TrainStep *step, const ParameterTable *table) {
     gradient_replicas_sum(step->graph, replicas, n_replicas);
 }
 
+/* Blocks of each chunk that are recomputed whole where the others are not. */
+static int64_t first_recomputed(const StepOptions *options) {
+    return options->recompute > 0 ? 0 : options->recompute_blocks;
+}
+
 static GptLossOptions loss_options(const TrainStep *step, const Backend *backend, bool is_training) {
     const StepOptions *options = &step->options;
     int64_t n_apart = options->sync.is_async ? sync_n_shares(&options->sync) : 1;
@@ -69,6 +74,7 @@ static GptLossOptions loss_options(const TrainStep *step, const Backend *backend
                             .is_training = is_training,
                             .dtype = options->precision.weight,
                             .recompute = options->recompute > 0 ? options->recompute : 0,
+                            .recompute_first = first_recomputed(options),
                             .split = step_split(options),
                             .scales_loss = options->precision.scales_loss};
 }
@@ -176,8 +182,10 @@ static Status record_backward(TrainStep *step, const Backend *backend, PipelineR
     lazy_gradients(step->graph);
     move_column_sums(step->graph, backend);
     bool is_selective = options->recompute == RECOMPUTE_SELECTIVE;
+    const int *frames = step_list_frames(step, true);
+    recompute_first(step->graph, (int)first_recomputed(options), step->n_chunks, frames);
     if (is_selective) selective_run(step->graph);
-    else recompute_chunks(step->graph, (int)options->recompute, step->n_chunks, step_list_frames(step, true));
+    else recompute_chunks(step->graph, (int)options->recompute, step->n_chunks, frames);
     if (options->by_sequence && options->recompute <= 0) gather_again(step->graph, is_selective ? 1 : 2);
     if (pipeline) send_gradients(step, pipeline);
     return STATUS_OK;

@@ -27,9 +27,12 @@ const char *verify_case_name(const VerifyChoice *choice, const VerifyCase *layou
     char mesh[64], model[32], schedule[64] = "", sync[64] = "";
     const char *name = choice->model[layout->model].name;
     bool has_stages = layout->shape.size[AXIS_PP] > 1, is_alone = mesh_n_ranks(&layout->shape) == 1;
-    const char *recompute = layout->recompute == RECOMPUTE_SELECTIVE ? ", recompute selective"
-                            : layout->recompute                      ? ", recompute"
-                                                                     : "";
+    const char *recompute =
+        layout->recompute == RECOMPUTE_SELECTIVE
+            ? layout->recompute_blocks ? ", recompute selective and a block" : ", recompute selective"
+        : layout->recompute_blocks ? ", recompute a block"
+        : layout->recompute        ? ", recompute"
+                                   : "";
     const char *tied = layout->tied ? "tied, " : "untied, ";
     snprintf(model, sizeof model, "%s%s%s", name, *name ? ", " : "", choice->varies_tied ? tied : "");
     if (!is_alone)
@@ -132,20 +135,25 @@ static bool set_micro_batches(const VerifyChoice *choice, VerifyCase *layout, in
     return i < (n_stages > 1 && layout->zero == 0 ? 3 : 2);
 }
 
-/* Whole blocks and what is cheap take turns, as the squares of a chessboard do: so either meets any two other
- * choices. */
+/* Whole blocks, what is cheap, and the first block whole (the others none or what is cheap) take turns, as
+ * colours do on a board: so each meets any two other choices. */
 static bool set_recompute(const VerifyChoice *choice, VerifyCase *layout, int i) {
     (void)choice;
     int turn = layout->model + layout->tied + layout->zero + (int)layout->schedule + layout->n_chunks +
                layout->accumulates;
     for (int axis = 0; axis < N_AXES; axis++) turn += layout->shape.size[axis];
-    layout->recompute = i == 0 ? RECOMPUTE_NONE : turn % 2 ? RECOMPUTE_SELECTIVE : 1;
+    bool has_first = i && turn % 3 == 2;
+    layout->recompute_blocks = has_first;
+    layout->recompute = i == 0      ? RECOMPUTE_NONE
+                        : has_first ? (turn / 3 % 2 ? RECOMPUTE_SELECTIVE : RECOMPUTE_NONE)
+                        : turn % 3  ? RECOMPUTE_SELECTIVE
+                                    : 1;
     return i < 2;
 }
 
 /* What need not meet everything else is tried where nothing else is chosen. */
 static bool is_plain(const VerifyCase *layout) {
-    return !layout->accumulates && !layout->recompute;
+    return !layout->accumulates && !layout->recompute && !layout->recompute_blocks;
 }
 
 static bool set_sequence(const VerifyChoice *choice, VerifyCase *layout, int i) {
@@ -377,7 +385,7 @@ static void list_traits(const VerifyCase *layout, int *trait /* (N_TRAITS) */) {
                              layout->accumulates                          ? 1
                              : has_stages && layout->n_micro_batches == 1 ? 2
                                                                           : 0,
-                             1 + (int)layout->recompute,
+                             layout->recompute_blocks ? 3 : 1 + (int)layout->recompute,
                              layout->overlaps,
                              layout->by_sequence,
                              has_stages ? 1 + (int)layout->schedule : 0,

@@ -25,10 +25,11 @@ typedef struct {
     int64_t n_layers; /* so deep */
     MeshShape shape;
     int zero;
-    int all_reduce;          /* see comm_algorithm; -1: there is no choice */
-    int64_t n_micro_batches; /* that a rank's share is cut into */
-    bool accumulates;        /* more of them than have to be */
-    int64_t recompute;       /* as --recompute takes it */
+    int all_reduce;           /* see comm_algorithm; -1: there is no choice */
+    int64_t n_micro_batches;  /* that a rank's share is cut into */
+    bool accumulates;         /* more of them than have to be */
+    int64_t recompute;        /* as --recompute takes it */
+    int64_t recompute_blocks; /* and --recompute-blocks */
     bool overlaps;
     bool by_sequence;      /* sequence parallelism, along tp */
     TensorStyle style;     /* of tp, */

@@ -95,6 +95,7 @@ Status verify_training_open(VerifyTraining *training, const VerifySetting *setti
                         .micro_batch = (share + layout->n_micro_batches - 1) / layout->n_micro_batches,
                         .T = config->context,
                         .recompute = layout->recompute,
+                        .recompute_blocks = layout->recompute_blocks,
                         .by_sequence = layout->by_sequence,
                         .tensor_chunks = layout->tensor_chunks,
                         .context = layout->context,
