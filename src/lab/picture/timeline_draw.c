@@ -52,7 +52,7 @@ static const struct {
     [TIMELINE_WAIT] = {"#d55e00", "#ffffff", "waiting"},
     [TIMELINE_MESSAGE] = {"#cc79a7", "#3f1029", "message"},
     [TIMELINE_WORK] = {"#999999", "#ffffff", "data, evaluation, sample"},
-    [TIMELINE_FILE] = {"#f0e442", "#3a3600", "file"},
+    [TIMELINE_FILE] = {"#f0e442", "#3a3600", "file, or moved by an offload"},
     [TIMELINE_OTHER] = {"#7a5fb0", "#ffffff", "other"},
 };
 
