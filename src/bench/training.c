@@ -48,6 +48,12 @@ static StepOptions step_options(const BenchOptions *bench) {
 static Status complete_sizes(BenchSetup *setup, Error *error) {
     BenchOptions *bench = &setup->bench;
     StepOptions step = step_options(bench);
+    if (bench->recompute > 0 && bench->recompute_blocks)
+        return error_user(
+            error,
+            "--recompute %lld recomputes all blocks, and --recompute-blocks %lld the first ones; leave "
+            "one out",
+            (long long)bench->recompute, (long long)bench->recompute_blocks);
     TRY(step_options_complete(&step, setup->model.context, error));
     bench->micro_batch = step.micro_batch;
     bench->sequence = step.T;

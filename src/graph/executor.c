@@ -318,7 +318,9 @@ static Status with_times(const Given *given, const ActivityEntry *entry,
     const BackendSpan *span = device_times_next(memory->times, DEVICE_TRACK_COMPUTE, entry);
     if (span) TRY(backend->event_record(backend->context, span->begin, error));
     TRY(give(given, error));
-    return span ? backend->event_record(backend->context, span->end, error) : STATUS_OK;
+    if (span) TRY(backend->event_record(backend->context, span->end, error));
+    device_times_end(memory->times, span);
+    return STATUS_OK;
 }
 
 static Status give_capture(const Given *given, Error *error) {
@@ -341,6 +343,13 @@ static Status give_instructions(const Given *given, Error *error) {
                             given->is_waited_for, error);
 }
 
+/* Does one of the nodes run beside the others? */
+static bool has_lanes(const Executor *executor, ProgramPart nodes) {
+    for (int i = nodes.first; executor->events && i < nodes.first + nodes.count; i++)
+        if (executor->program->lane[i].lane) return true;
+    return false;
+}
+
 /* One by one while somebody wants their times; starts of moves, and waits for what is there, are next to
  * nothing. Nodes on several lanes are one. */
 static Status run_between(Executor *executor, const ExecutorPart *part, ProgramPart nodes, MicroBatch micro,
@@ -348,7 +357,7 @@ static Status run_between(Executor *executor, const ExecutorPart *part, ProgramP
     Given given = {executor, part, nodes, micro, NULL, is_waited_for};
     bool is_watched = device_times_are_wanted(executor->memory->times);
     if (!is_watched) return give_instructions(&given, error);
-    bool are_apart = !executor->events;
+    bool are_apart = is_waited_for || !has_lanes(executor, nodes);
     for (int i = nodes.first; i < nodes.first + nodes.count; i++) {
         const Node *node = executor->program->graph->node[i];
         if (are_apart && !runs_in(node, micro)) continue;

@@ -216,10 +216,16 @@ static Search search_of(PlanRun *plan, const TuneOptions *options) {
 
 Status plan_tune(PlanRun *plan, const TuneOptions *options, PlanTuning *tuning, Error *error) {
     uint64_t start = timer_now_ns();
+    *tuning = (PlanTuning){0};
+    if (plan->train.values.train.recompute_blocks)
+        return error_user(
+            error,
+            "--recompute-blocks %lld: the search knows what all blocks do alike, --recompute; leave it "
+            "out, and try it on what is found",
+            (long long)plan->train.values.train.recompute_blocks);
     Search search = search_of(plan, options);
     FoundLayouts found = {0};
     PrecisionKind usual = (PrecisionKind)plan->train.values.train.precision;
-    *tuning = (PlanTuning){0};
     search_precision(&search, usual, &found, tuning, error);
     bool is_mixed = usual == PRECISION_BF16 || usual == PRECISION_F16;
     if (error->status == STATUS_OK && !tuning->n_best && is_mixed && !is_given(plan, "dtype"))

@@ -157,7 +157,9 @@ static bool gives(const TrainRun *run, const char *name) {
 static bool is_of_other_pipeline(const TrainRun *run, const char *name, const Options *record) {
     const ParallelOptions *was = &((const TrainCommand *)record->values)->parallel,
                           *now = &run->values.parallel;
-    if (strcmp(name, "recompute-stages") == 0 && *was->recompute && gives(run, "recompute")) return true;
+    bool says_of_all =
+        gives(run, "recompute") || (gives(run, "recompute-blocks") && run->values.train.recompute_blocks);
+    if (strcmp(name, "recompute-stages") == 0 && *was->recompute && says_of_all) return true;
     if (now->size[AXIS_PP] == 1) return false; /* there is none, and it waits for the next */
     if (strcmp(name, "chunks") == 0) {
         int n_chunks = schedule_info((ScheduleKind)now->schedule)->default_chunks;
@@ -173,9 +175,10 @@ static bool is_excluded(const TrainRun *run, const char *name, const Options *re
     const TrainCommand *was = record->values, *now = &run->values;
     if (strcmp(name, "recompute") == 0)
         return (was->train.recompute != 0 && gives(run, "recompute-stages")) ||
-               (was->train.recompute > 0 && gives(run, "recompute-blocks"));
+               (was->train.recompute > 0 && gives(run, "recompute-blocks") && now->train.recompute_blocks);
     if (strcmp(name, "recompute-blocks") == 0)
-        return gives(run, "recompute-stages") || (gives(run, "recompute") && now->train.recompute > 0);
+        return was->train.recompute_blocks &&
+               (gives(run, "recompute-stages") || (gives(run, "recompute") && now->train.recompute > 0));
     if (strcmp(name, "tp-chunks") == 0)
         return was->parallel.tensor_chunks > 1 &&
                ((gives(run, "pp") && now->parallel.size[AXIS_PP] > 1) ||

@@ -47,6 +47,10 @@ Node *op_move_wait(Graph *graph, const Node *start, bool by_host) {
     return node;
 }
 
+bool move_is_waited_for_by_host(const Node *wait) {
+    return ((const MoveAttributes *)wait->attributes)->by_host;
+}
+
 static Status start_kernel(const KernelCall *call, Error *error) {
     const Node *node = call->node;
     MoveFlights *flights = ((const MoveAttributes *)node->attributes)->flights;

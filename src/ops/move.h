@@ -22,5 +22,6 @@ Node *op_fetch(Graph *graph, Tensor *from, Tensor *to);
 /* Several nodes may wait for the same, or none: then it is the mover that waits, for whoever moves these
  * bytes next. by_host: the host's kernels will touch it. Otherwise a device waits by itself. */
 Node *op_move_wait(Graph *graph, const Node *start, bool by_host);
+bool move_is_waited_for_by_host(const Node *wait);
 
 #endif

@@ -7,6 +7,7 @@
 #include "parallel/gather_again.h"
 
 #include "graph/passes/insert.h"
+#include "graph/passes/recompute.h"
 #include "ops/ops.h"
 #include "parallel/comm_attributes.h"
 #include "parallel/comm_ops.h"
@@ -142,19 +143,27 @@ static void gather_one(Insertion *insertion, const Branch *branch) {
     read_again(graph, n_old, tensor_root(enter->y), y);
 }
 
-int gather_again(Graph *graph, int every) {
+int gather_again(Graph *graph, const GatherAgain *how) {
     if (graph->error.status != STATUS_OK) return 0;
     Arena scratch = {0};
     Branch *branches = ARENA_ARRAY(&scratch, Branch, graph->n_nodes + 1);
     int n = find_branches(graph, branches);
+    int n_added = 0;
     Section section = graph->section;
     graph->section = SECTION_BACKWARD;
     Insertion insertion = insertion_begin(graph);
-    for (int i = every - 1; i < n; i += every) gather_one(&insertion, &branches[i]);
+    for (int i = how->every - 1; i < n; i += how->every) {
+        const Node *enter = branches[i].enter;
+        if (how->n_first &&
+            recompute_first_has(graph, how->n_first, how->chunk_frames, enter->chunk, enter->block))
+            continue;
+        gather_one(&insertion, &branches[i]);
+        n_added++;
+    }
     insertion_end(&insertion);
     graph->section = section;
     graph->block = NO_BLOCK;
     graph->chunk = 0;
     arena_free(&scratch);
-    return n > 0 ? n / every : 0;
+    return n_added;
 }

@@ -6,16 +6,23 @@
  * recomputation wants it.
  *
  *     autograd_run(...); ... recompute ...;
- *     gather_again(graph, 2);                             // then split_backward, sums over ranks, the plan
+ *     gather_again(graph, &(GatherAgain){.every = 2});    // then split_backward, sums over ranks, the plan
  */
 #ifndef PGPT_PARALLEL_GATHER_AGAIN_H
 #define PGPT_PARALLEL_GATHER_AGAIN_H
 
 #include "graph/graph.h"
 
-/* Of all blocks, every so many-th (1: all; 2: the second of each block); not beside the recomputation of
- * whole blocks, which gathers again what it repeats. Returns how many gathers were added, on every rank the
- * same: 0 where a block is not entered by all-gathers and left by as many reduce-scatters. */
-int gather_again(Graph *graph, int every);
+/* Blocks that are recomputed whole gather again what they repeat: the first of each chunk, as recompute_first
+ * was told. */
+typedef struct {
+    int every; /* 1: all gathers; 2: the second of each block */
+    int n_first;
+    const int *chunk_frames;
+} GatherAgain;
+
+/* Of all blocks but those. Returns how many gathers were added, on every rank the same: 0 where a block is not
+ * entered by all-gathers and left by as many reduce-scatters. */
+int gather_again(Graph *graph, const GatherAgain *how);
 
 #endif

@@ -250,8 +250,10 @@ static void append_choice(const MemoryQuestion *question, const MemoryChoice *ch
                               question->has_one_micro_batch ? "--batch" : "--micro-batch",
                               (long long)choice->micro_batch);
     if (choice->recompute != present->recompute)
-        n += (size_t)snprintf(text + n, n_bytes - n, "--recompute %s ",
-                              recompute_text(choice->recompute, recompute, sizeof recompute));
+        n += (size_t)snprintf(text + n, n_bytes - n, "--recompute %s %s",
+                              recompute_text(choice->recompute, recompute, sizeof recompute),
+                              choice->recompute > 0 && present->recompute_blocks ? "--recompute-blocks 0 "
+                                                                                 : "");
     if (choice->precision != present->precision)
         n += (size_t)snprintf(text + n, n_bytes - n, "--dtype %s ", precision_names[choice->precision]);
     if (choice->zero != present->zero)

@@ -16,10 +16,11 @@
 
 /* The options that memory depends on and that leave the model as it is. */
 typedef struct {
-    int64_t batch;       /* sequences a step */
-    int64_t micro_batch; /* sequences that a rank computes at once */
-    int64_t recompute;   /* as --recompute takes it */
-    int precision;       /* PrecisionKind */
+    int64_t batch;            /* sequences a step */
+    int64_t micro_batch;      /* sequences that a rank computes at once */
+    int64_t recompute;        /* as --recompute takes it */
+    int64_t recompute_blocks; /* as --recompute-blocks does; of no account where that is of whole blocks */
+    int precision;            /* PrecisionKind */
     int zero;
     bool offloads; /* the optimizer, to the host's memory, or on a CPU to a file */
 } MemoryChoice;

@@ -86,6 +86,7 @@ static Status refuse(const Trainer *trainer, uint64_t needed, uint64_t usable, i
         .present = {.batch = trainer->step.options.batch,
                     .micro_batch = trainer->step.B,
                     .recompute = trainer->step.options.recompute,
+                    .recompute_blocks = trainer->step.options.recompute_blocks,
                     .precision = setup->options->precision,
                     .zero = trainer->step.options.sync.zero,
                     .offloads = offload_has(&trainer->step.options.offload, OFFLOAD_OPTIMIZER)},

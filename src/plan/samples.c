@@ -47,7 +47,7 @@ bool node_adds(const Node *node, bool is_behind_first) {
  * nothing. */
 static const char *variant_of(const Node *node, bool adds) {
     const void *attributes = node->attributes;
-    if (adds) return node->op == &OP_LINEAR_WEIGHT_GRADIENT ? "linear_weight_gradient+add" : NULL;
+    if (adds) return "linear_weight_gradient+add";
     if (node->op == &OP_LINEAR || node->op == &OP_LINEAR_INPUT_GRADIENT) {
         if (((const LinearAttributes *)attributes)->activation == ACTIVATION_NONE) return NULL;
         return node->op == &OP_LINEAR ? "linear+activation" : "linear_input_gradient+activation";

@@ -18,7 +18,8 @@
 enum { SAMPLE_MOST_SIZES = 3 };
 
 /* What an instruction is measured by. Weights' gradients that are added to those of micro-batches before have
- * samples of their own ("linear_weight_gradient+add"): with few terms the sum is most of their work. */
+ * samples of their own ("linear_weight_gradient+add"): with few terms the sum is most of their work. A sample
+ * is the mean over a step's micro-batches, of which the first is written. */
 typedef struct {
     const char *name; /* of the operation */
     int n_sizes;

@@ -32,6 +32,7 @@ Status step_memory_check(const StepMemory *memory, Error *error) {
     MemoryQuestion question = {.present = {.batch = options->batch,
                                            .micro_batch = options->micro_batch,
                                            .recompute = options->recompute,
+                                           .recompute_blocks = options->recompute_blocks,
                                            .precision = (int)memory->precision},
                                .needed = plan_total_bytes(&memory->step->program.plan),
                                .usable = device_usable_bytes(backend),

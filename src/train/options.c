@@ -37,7 +37,7 @@ const OptionSpec train_option_specs[] = {
         .words = recompute_words),
     OPTION_INT(
         "recompute-blocks", TrainOptions, recompute_blocks, 0, 0, MANY,
-        "recompute the first so many blocks of each stage whole, one by one; the others are as --recompute says: "
+        "recompute the first so many blocks of each stage (of each of its chunks) whole, one by one; the others are as --recompute says: "
         "none or selective"),
     OPTION_INT("loss-chunk", TrainOptions, loss_chunk, 0, 0, MANY,
                "tokens whose logits are in memory at a time; 0: chosen by size"),

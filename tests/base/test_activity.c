@@ -104,10 +104,12 @@ static void a_missing_activity_is_nothing(void **state) {
 
 static void tracks_are_found_by_name_and_end(void **state) {
     (void)state;
-    static const char *const names[] = {"a", "b", "c", "d", "e", "f", "g"};
+    static const char *const names[ACTIVITY_MAX_TRACKS - 1] = {"a", "b", "c", "d", "e", "f",
+                                                               "g", "h", "i", "j", "k"};
     Activity activity;
     activity_open(&activity);
-    for (int i = 0; i < 7; i++) assert_int_equal(activity_add_track(&activity, names[i]), i + 1);
+    for (int i = 0; i < ACTIVITY_MAX_TRACKS - 1; i++)
+        assert_int_equal(activity_add_track(&activity, names[i]), i + 1);
     assert_int_equal(activity_add_track(&activity, "c"), 3);
     int none = activity_add_track(&activity, "one too many");
     assert_int_equal(none, -1);

@@ -71,6 +71,7 @@ static void give(DeviceTimes *times, const Backend *backend, DeviceTrack track, 
     if (span) assert_int_equal(backend->event_record(device, span->begin, &error), STATUS_OK);
     device->now_ms += ms;
     if (span) assert_int_equal(backend->event_record(device, span->end, &error), STATUS_OK);
+    device_times_end(times, span);
 }
 
 typedef struct {
@@ -149,6 +150,36 @@ static void only_what_is_recorded(void **state) {
     close_case(&c);
 }
 
+/* A span that others lie in, more than are kept: what finds no place is lost, and said so; the rest has its times. */
+static void one_around_many(void **state) {
+    (void)state;
+    enum { N = 3000 };
+    Case c;
+    Error error = {0};
+    open_case(&c, N + 10);
+    activity_record(&c.activity, true);
+    ActivityEntry entry = {.kind = ACTIVITY_INSTRUCTION, .name = "outer", .number = -1};
+    const BackendSpan *outer = device_times_next(c.times, DEVICE_TRACK_COMPUTE, &entry);
+    assert_non_null(outer);
+    assert_int_equal(c.backend.event_record(&c.device, outer->begin, &error), STATUS_OK);
+    for (int i = 0; i < N; i++) give(c.times, &c.backend, DEVICE_TRACK_IN, i, 0.25);
+    assert_int_equal(c.backend.event_record(&c.device, outer->end, &error), STATUS_OK);
+    device_times_show(c.times); /* not yet: it has not been said that it ended */
+    assert_int_equal(activity_n_recorded(&c.activity), 0);
+    device_times_end(c.times, outer);
+    device_times_show(c.times);
+    size_t n = activity_n_recorded(&c.activity);
+    assert_true(n > 1000 && n + activity_n_lost(&c.activity) == N + 1);
+    const ActivityEvent *first = activity_recorded(&c.activity, 0);
+    assert_string_equal(first->entry.name, "outer");
+    double length_ms = (double)(first->end_ns - first->begin_ns) * 1e-6;
+    assert_true(length_ms > 0.25 * N - 0.1 && length_ms < 0.25 * N + 0.1);
+    give(c.times, &c.backend, DEVICE_TRACK_COMPUTE, 1, 1.0); /* and it goes on */
+    device_times_show(c.times);
+    assert_int_equal(activity_n_recorded(&c.activity), n + 1);
+    close_case(&c);
+}
+
 /* A device that has failed is not asked again. */
 static void a_device_that_failed(void **state) {
     (void)state;
@@ -181,9 +212,8 @@ static void no_events_no_times(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(spans_keep_their_times),
-        cmocka_unit_test(only_what_is_recorded),
-        cmocka_unit_test(a_device_that_failed),
+        cmocka_unit_test(spans_keep_their_times), cmocka_unit_test(only_what_is_recorded),
+        cmocka_unit_test(one_around_many),        cmocka_unit_test(a_device_that_failed),
         cmocka_unit_test(no_events_no_times),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

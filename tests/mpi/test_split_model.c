@@ -103,7 +103,7 @@ static void run(Model *model, const ModelConfig *given, GptSplit split, int reco
     lazy_gradients(model->graph);
     move_column_sums(model->graph, &model->backend);
     recompute_run(model->graph, recompute);
-    if (split.by_sequence && !recompute) gather_again(model->graph, 2);
+    if (split.by_sequence && !recompute) gather_again(model->graph, &(GatherAgain){.every = 2});
     if (tp && tp->size > 1) {
         GradientReplica *replicas =
             calloc((size_t)model->table.n_parameters * SHARD_MAX_BOXES, sizeof *replicas);

@@ -200,6 +200,11 @@ static void ranks_share_cores(void **state) {
         double wanted = op_cost(node).flops / rates[i];
         assert_true(fabs(rank_node_time(&speed, node).seconds / wanted - 1.0) < 1e-3);
     }
+    /* Three ranks of two cores lose a part of what the emptier core has left; of a multiple of the cores none does. */
+    double even = 0.75 * 8e9 * 2.0 / 3.0, lost = 1.0 + 0.7 * (2.0 / 1.5 - 1.0) * (1.0 - 1.0 / 1.5);
+    RankSpeed three = rank_speed(&machine, &(SpeedUse){3, 1, PRECISION_F32});
+    double uneven = op_cost(node).flops / even * lost;
+    assert_true(fabs(rank_node_time(&three, node).seconds / uneven - 1.0) < 1e-3);
     /* Two ranks of four cores have one busy core of three beside them. */
     machine.host.n_cores = 4;
     RankSpeed two = rank_speed(&machine, &(SpeedUse){2, 1, PRECISION_F32});

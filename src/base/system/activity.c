@@ -296,8 +296,12 @@ bool activity_is_recording(const Activity *activity) {
 
 void activity_put(Activity *activity, int track, const ActivityEntry *entry, uint64_t begin_ns,
                   uint64_t end_ns) {
-    if (!activity || track < 0 || begin_ns < LOOK(activity->recording_since_ns)) return;
+    if (!activity || begin_ns < LOOK(activity->recording_since_ns)) return;
     if (!LOOK(activity->is_recording) && begin_ns >= LOOK(activity->recording_until_ns)) return;
+    if (track < 0) {
+        atomic_fetch_add(&activity->n_lost, 1);
+        return;
+    }
     ActivityEvent *event = take_event(activity);
     if (!event) return;
     event->entry = *entry;

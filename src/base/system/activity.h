@@ -48,7 +48,7 @@ typedef struct {
     int32_t peers;    /* of a collective and a wait for one: how many ranks; of a message: the other rank */
 } ActivityEntry;
 
-enum { ACTIVITY_MAX_TRACKS = 8, ACTIVITY_MAX_DEPTH = 8 };
+enum { ACTIVITY_MAX_TRACKS = 12, ACTIVITY_MAX_DEPTH = 8 };
 
 /* The computing thread. */
 #define ACTIVITY_HOST 0
@@ -164,7 +164,7 @@ void activity_record(Activity *activity, bool is_recording);
 bool activity_is_recording(const Activity *activity);
 
 /* Something that is over, and was not begun here: what a device did, say, which tells later. Recorded if it
- * began while the recorder was on. Any thread. */
+ * began while the recorder was on; track -1: counted as lost. Any thread. */
 void activity_put(Activity *activity, int track, const ActivityEntry *entry, uint64_t begin_ns,
                   uint64_t end_ns);
 

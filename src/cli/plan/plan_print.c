@@ -62,7 +62,7 @@ static void print_run(const PlanRun *plan, const PlanFigures *figures) {
     else if (values->train.recompute)
         printf(", every %lld. block's input kept", (long long)values->train.recompute);
     if (values->train.recompute_blocks)
-        printf(", the first %s of a stage recomputed",
+        printf(", the first %s of a chunk recomputed",
                format_things(values->train.recompute_blocks, "block").text);
     printf("\n");
 }

@@ -1,5 +1,6 @@
 /* A ring of spans. The oldest one is shown when its place is wanted, or all are in the end; by then the device
- * is long past it, so that nobody waits.
+ * is long past it, so that nobody waits. Where it has not ended, since the others lie in it, what finds no place
+ * is counted as lost.
  *
  * An event knows how long after another one it was, not what time it was. So there is one whose time is known,
  * because the host has waited for it. Such a difference has 24 bits, though: seconds later it is no longer
@@ -19,6 +20,7 @@ typedef struct {
     BackendSpan events;
     ActivityEntry entry;
     DeviceTrack track;
+    bool has_ended;
 } Span;
 
 struct DeviceTimes {
@@ -119,7 +121,8 @@ static Status show(DeviceTimes *times, Error *error) {
 }
 
 static Status show_all(DeviceTimes *times, Error *error) {
-    while (times->n_shown < times->n_given) TRY(show(times, error));
+    while (times->n_shown < times->n_given && times->ring[times->n_shown % RING].has_ended)
+        TRY(show(times, error));
     return STATUS_OK;
 }
 
@@ -145,10 +148,20 @@ bool device_times_are_wanted(const DeviceTimes *times) {
 const BackendSpan *device_times_next(DeviceTimes *times, DeviceTrack track, const ActivityEntry *entry) {
     Error error = {0};
     if (!device_times_are_wanted(times)) return NULL;
+    if (times->n_given - times->n_shown == RING && !times->ring[times->n_shown % RING].has_ended) {
+        uint64_t now = timer_now_ns();
+        activity_put(times->activity, -1, entry, now, now);
+        return NULL;
+    }
     times->is_broken = make_next(times, &error) != STATUS_OK;
     if (times->is_broken) return NULL;
     Span *span = &times->ring[times->n_given++ % RING];
     span->entry = *entry;
     span->track = track;
+    span->has_ended = false;
     return &span->events;
+}
+
+void device_times_end(DeviceTimes *times, const BackendSpan *span) {
+    if (times && span) ((Span *)(uintptr_t)span)->has_ended = true; /* its first member */
 }

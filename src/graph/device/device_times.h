@@ -7,8 +7,9 @@
  *     const BackendSpan *span = device_times_next(times, DEVICE_TRACK_COMPUTE, &entry);
  *     // NULL while nothing is recorded
  *     if (span) backend->event_record(backend->context, span->begin, error);
- *     ...
+ *     ...                                                   // spans may lie in each other
  *     if (span) backend->event_record(backend->context, span->end, error);
+ *     device_times_end(times, span);
  *     device_times_show(times);       // before the recorder is read; waits for what is under way
  *     device_times_close(&times);
  *
@@ -41,9 +42,12 @@ void device_times_watch(DeviceTimes *times, Activity *activity);
  * waits for the device. */
 const BackendSpan *device_times_next(DeviceTimes *times, DeviceTrack track, const ActivityEntry *entry);
 
+/* Both were recorded: from now on it may be shown. Also NULL. */
+void device_times_end(DeviceTimes *times, const BackendSpan *span);
+
 bool device_times_are_wanted(const DeviceTimes *times);
 
-/* All that was given so far. */
+/* All that was given so far and has ended. */
 void device_times_show(DeviceTimes *times);
 
 #endif

@@ -345,8 +345,10 @@ static Status start_copy(Mover *mover, Move *move, uint64_t after, Error *error)
         .kind = ACTIVITY_FILE, .name = move_names[move->lane], .number = -1, .n_bytes = move->n_bytes};
     const BackendSpan *span =
         device_times_next(mover->options.times, is_out ? DEVICE_TRACK_OUT : DEVICE_TRACK_IN, &entry);
-    return backend->copy_start(backend->context, move->to.address, move->from.address, move->n_bytes, is_out,
-                               after, span, &move->copy, error);
+    TRY(backend->copy_start(backend->context, move->to.address, move->from.address, move->n_bytes, is_out,
+                            after, span, &move->copy, error));
+    device_times_end(mover->options.times, span);
+    return STATUS_OK;
 }
 
 static Status start_locked(Mover *mover, Move move, uint64_t *ticket, Error *error) {

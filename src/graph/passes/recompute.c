@@ -159,6 +159,18 @@ int recompute_first(Graph *graph, int n_first, int n_chunks, const int *chunk_fr
     return n_first > 0 ? recompute(graph, 1, n_first, n_chunks, chunk_frames) : 0;
 }
 
+bool recompute_first_has(const Graph *graph, int n_first, const int *chunk_frames, int chunk, int block) {
+    int first = -1, last = -1;
+    for (int i = 0; i < graph->n_nodes; i++) {
+        const Node *node = graph->node[i];
+        if (node->chunk != chunk || node->block == NO_BLOCK) continue;
+        if (first < 0 || node->block < first) first = node->block;
+        if (node->block > last) last = node->block;
+    }
+    bool is_left_alone = block == last && (!chunk_frames || chunk_frames[chunk] == 1);
+    return block >= first && block - first < n_first && !is_left_alone;
+}
+
 int recompute_run(Graph *graph, int n_blocks) {
     return recompute_chunks(graph, n_blocks, 1, NULL);
 }

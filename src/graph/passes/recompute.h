@@ -25,4 +25,7 @@ int recompute_chunks(Graph *graph, int n_blocks, int n_chunks, const int *chunk_
  * selective_run, behind this one. */
 int recompute_first(Graph *graph, int n_first, int n_chunks, const int *chunk_frames);
 
+/* Is that block of a chunk one of those? */
+bool recompute_first_has(const Graph *graph, int n_first, const int *chunk_frames, int chunk, int block);
+
 #endif

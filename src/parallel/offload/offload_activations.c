@@ -8,8 +8,8 @@
  *
  * So those of two blocks are under way, and the memory plan gives the rest to others. With a share that
  * stays, it is the same part of every block: where the bus is slower than the blocks, as much as it can carry
- * beside them is hidden, wherever in the model it comes from. What the backward of a chunk's last block reads
- * stays: it is needed at once. A schedule that splits the backward fetches what the gradients of weights need
+ * beside them is hidden, wherever in the model it comes from. What the backward of a chunk reads first
+ * stays: there is nothing to hide it behind. A schedule that splits the backward fetches what the gradients of weights need
  * a second time.
  *
  * With activation checkpointing it is what that keeps: the input of a segment, which the block below has
@@ -41,7 +41,6 @@ typedef struct {
     const Offload *offload;
     Candidate *candidate; /* one a tensor */
     int n_tensors, n_nodes;
-    int n_chunks;
     Tensor *slot[SLOTS];
     int n_slots;
     size_t largest; /* bytes */
@@ -71,19 +70,9 @@ static void find_candidates(Pass *pass) {
     const Graph *graph = pass->graph;
     for (int i = 0; i < graph->n_nodes; i++) {
         const Node *node = graph->node[i];
-        if (node->chunk >= pass->n_chunks) pass->n_chunks = node->chunk + 1;
         for (int k = 0; k < node->n_inputs; k++) see_use(pass, node->input[k], i, false);
         for (int k = 0; k < node->n_outputs; k++) see_use(pass, node->output[k], i, true);
     }
-}
-
-static int last_block(const Pass *pass, int chunk) {
-    int last = NO_BLOCK;
-    for (int i = 0; i < pass->n_nodes; i++) {
-        const Node *node = pass->graph->node[i];
-        if (node->chunk == chunk && node->block > last) last = node->block;
-    }
-    return last;
 }
 
 static int by_use(const void *a, const void *b) {
@@ -117,30 +106,6 @@ static int first_in_backward(const Candidate *candidate) {
     return first >= 0 ? first : candidate->first[SECTION_WEIGHT];
 }
 
-/* In the order of the forward, without those that are refused, stay anyway or are small. */
-static int choose(Pass *pass, Candidate **chosen) {
-    int n = 0, n_kept = 0;
-    int *last = ARENA_ARRAY(&pass->graph->arena, int, pass->n_chunks);
-    for (int chunk = 0; chunk < pass->n_chunks; chunk++) last[chunk] = last_block(pass, chunk);
-    for (int i = 0; i < pass->n_tensors; i++) {
-        Candidate *candidate = &pass->candidate[i];
-        bool is_needed = candidate->root && candidate->last >= 0 && first_in_backward(candidate) >= 0;
-        if (!is_needed || candidate->is_refused || candidate->block == NO_BLOCK) continue;
-        if (block_of_use(pass, candidate, first_in_backward(candidate)) == last[candidate->chunk]) continue;
-        size_t n_bytes = tensor_bytes(candidate->root);
-        if (n_bytes > pass->largest) pass->largest = n_bytes;
-        chosen[n++] = candidate;
-    }
-    for (int i = 0; i < n; i++) {
-        if (tensor_bytes(chosen[i]->root) < pass->largest / SMALL) continue;
-        chosen[n_kept++] = chosen[i];
-    }
-    qsort(chosen, (size_t)n_kept, sizeof *chosen, by_use);
-    return thin_out(pass, chosen, n_kept);
-}
-
-/* ---- moving them */
-
 /* From a use on, away from it (step -1 or 1), in the same section: the farthest node of the block next to
  * that of the use. Parts of a micro-batch that take turns may have nodes of both in between; a third block
  * ends the walk. The use itself where there is none. */
@@ -157,6 +122,29 @@ static int end_of_neighbour(const Pass *pass, const Candidate *candidate, int us
     }
     return end;
 }
+
+/* In the order of the forward, without those that are refused, stay anyway or are small. */
+static int choose(Pass *pass, Candidate **chosen) {
+    int n = 0, n_kept = 0;
+    for (int i = 0; i < pass->n_tensors; i++) {
+        Candidate *candidate = &pass->candidate[i];
+        bool is_needed = candidate->root && candidate->last >= 0 && first_in_backward(candidate) >= 0;
+        if (!is_needed || candidate->is_refused || candidate->block == NO_BLOCK) continue;
+        int first = first_in_backward(candidate);
+        if (end_of_neighbour(pass, candidate, first, -1) == first) continue; /* nothing to hide it behind */
+        size_t n_bytes = tensor_bytes(candidate->root);
+        if (n_bytes > pass->largest) pass->largest = n_bytes;
+        chosen[n++] = candidate;
+    }
+    for (int i = 0; i < n; i++) {
+        if (tensor_bytes(chosen[i]->root) < pass->largest / SMALL) continue;
+        chosen[n_kept++] = chosen[i];
+    }
+    qsort(chosen, (size_t)n_kept, sizeof *chosen, by_use);
+    return thin_out(pass, chosen, n_kept);
+}
+
+/* ---- moving them */
 
 /* Where the way out has to be over, so that others may have the memory: behind the block after that of the
  * last use; at the end of the forward where there is none. */

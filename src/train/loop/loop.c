@@ -186,6 +186,7 @@ static Status run_exact_step(Loop *loop, Error *error) {
     }
     if (may_begin_two(loop)) TRY(begin_step(loop, error));
     TRY(train_step_end(&trainer->step, &result, error));
+    train_step_show_times(&trainer->step);
     loop->n_under_way--;
     uint64_t since = loop->step_since;
     loop->step_since = timer_now_ns();

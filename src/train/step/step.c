@@ -134,15 +134,18 @@ Status train_step_plan(TrainStep *step, const ModelConfig *config, const Paramet
     return status;
 }
 
-/* Of all its micro-batches. */
-static int64_t count_moves(const TrainStep *step) {
+/* Where it updates by itself, for moves of files, and where there are more moves than may be under way. */
+static bool moves_hold_host(const TrainStep *step) {
     int64_t n = 0;
     for (int i = 0; i < step->graph->n_nodes; i++) {
         const Node *node = step->graph->node[i];
-        if (node->op != &OP_OFFLOAD && node->op != &OP_FETCH) continue;
-        n += section_is_of_step(node->section) ? 1 : step->n_micro_batches;
+        bool is_move = node->op == &OP_OFFLOAD || node->op == &OP_FETCH;
+        if (node->is_on_host || (node->op == &OP_MOVE_WAIT && move_is_waited_for_by_host(node))) return true;
+        if (is_move && (place_is_file(node->input[0]->place) || place_is_file(node->output[0]->place)))
+            return true;
+        if (is_move) n += section_is_of_step(node->section) ? 1 : step->n_micro_batches;
     }
-    return n;
+    return n > MOVER_MOST_MOVES / 2;
 }
 
 Status train_step_open(TrainStep *step, DeviceMemory *memory, Error *error) {
@@ -157,7 +160,7 @@ Status train_step_open(TrainStep *step, DeviceMemory *memory, Error *error) {
         TRY(comm_prepare(mesh_expert_sums(sync->mesh), error));
     step->tokens = ARENA_ARRAY(&step->graph->arena, int32_t, count);
     step->targets = ARENA_ARRAY(&step->graph->arena, int32_t, count);
-    step->n_moves = count_moves(step);
+    step->moves_hold_host = moves_hold_host(step);
     return executor_open(&step->executor, &step->program, memory, error);
 }
 

@@ -143,7 +143,7 @@ typedef struct {
     int64_t n_micro_batches; /* the same on every rank */
     StepAction *actions;     /* of a training step; one forward in an evaluation */
     int n_actions;
-    int64_t n_moves;           /* between kinds of memory, in a step */
+    bool moves_hold_host;      /* it waits within a step for moves between kinds of memory */
     int32_t *tokens, *targets; /* (B,T) on the host; then this rank's positions */
     /* Step `index` begins with this sequence, and the later ones follow; 0, 0 for a run from its
      * beginning. */

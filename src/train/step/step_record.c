@@ -186,7 +186,8 @@ static Status record_backward(TrainStep *step, const Backend *backend, PipelineR
     recompute_first(step->graph, (int)first_recomputed(options), step->n_chunks, frames);
     if (is_selective) selective_run(step->graph);
     else recompute_chunks(step->graph, (int)options->recompute, step->n_chunks, frames);
-    if (options->by_sequence && options->recompute <= 0) gather_again(step->graph, is_selective ? 1 : 2);
+    GatherAgain again = {is_selective ? 1 : 2, (int)first_recomputed(options), frames};
+    if (options->by_sequence && options->recompute <= 0) gather_again(step->graph, &again);
     if (pipeline) send_gradients(step, pipeline);
     return STATUS_OK;
 }

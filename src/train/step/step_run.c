@@ -250,7 +250,7 @@ static Status run_actions(TrainStep *step, const BatchSource *source, int64_t in
  * where the host waits for moves within a step, the one before would be over before it can look. */
 bool train_step_runs_ahead(const TrainStep *step) {
     return executor_sends(&step->executor) && !step->loss.scale && !step->options.pipeline &&
-           !step->optimizer.late && !step->optimizer.assumed && step->n_moves < MOVER_MOST_MOVES / 2 &&
+           !step->optimizer.late && !step->optimizer.assumed && !step->moves_hold_host &&
            STEP_MOST_BEGUN * step->n_actions <= EXECUTOR_MAX_PENDING;
 }
 
