@@ -85,7 +85,9 @@ static BenchStepReport make_report(const BenchTraining *training, const ModelCon
         .best_tokens_per_s = n_tokens / best,
         .flops = flops,
         .flops_per_s = flops / median,
-        .standard_flops = model_flops_standard(model, bench->batch, bench->sequence, bench->recompute > 0),
+        .standard_flops = model_flops_standard(
+            model, bench->batch, bench->sequence,
+            step_recomputed_part(bench->recompute, bench->recompute_blocks, 1, model->n_layers)),
         .peak_flops = peak_flops,
         .utilisation = program_useful_flops(&training->step.program) / median / peak_flops,
         .resident_bytes = memory_resident_peak_bytes(),

@@ -421,10 +421,12 @@ static void derive(PlanRun *plan, PlanFigures *figures) {
     const Machine *machine = &plan->machine.machine;
     const ModelConfig *model = &plan->train.values.model;
     double n_ranks = mesh_n_ranks(&plan->train.shape), seconds = figures->times.seconds;
+    int64_t n_chunks = (int64_t)plan->train.shape.size[AXIS_PP] * figures->schedule.shape.n_chunks;
     double batch_tokens = (double)train->batch * (double)train->sequence;
-    figures->model_flops = model_flops_standard(model, train->batch, train->sequence, false);
-    figures->standard_flops =
-        model_flops_standard(model, train->batch, train->sequence, train->recompute > 0);
+    figures->model_flops = model_flops_standard(model, train->batch, train->sequence, 0.0);
+    figures->standard_flops = model_flops_standard(
+        model, train->batch, train->sequence,
+        step_recomputed_part(train->recompute, train->recompute_blocks, n_chunks, model->n_layers));
     for (int i = 0; i < figures->n_ranks_built; i++) {
         figures->counted_flops += figures->rank[i].n_alike * figures->rank[i].flops;
         figures->useful_flops += figures->rank[i].n_alike * figures->rank[i].useful_flops;

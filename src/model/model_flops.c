@@ -16,10 +16,10 @@ static double mean_pairs(const ModelConfig *config, int64_t T) {
     return config->n_patterns && config->n_layers ? pairs / (double)config->n_layers : dense;
 }
 
-double model_flops_standard(const ModelConfig *config, int64_t n_sequences, int64_t T, bool recomputes) {
+double model_flops_standard(const ModelConfig *config, int64_t n_sequences, int64_t T, double recomputed) {
     double B = (double)n_sequences, s = (double)T, l = (double)config->n_layers;
     double h = (double)config->n_channels, V = (double)config->vocabulary;
-    double passes = recomputes ? 4.0 : 3.0;                      /* forward, backward twice, and once more */
+    double passes = 3.0 + recomputed;                            /* forward, backward twice, and once more */
     double seen = mean_pairs(config, T) / (s * (s + 1.0) / 2.0); /* of what dense attention computes */
     if (config->n_experts) {
         /* Those that a token passes, in the place of an MLP 4h wide, and the router; a block is the mean of

@@ -8,12 +8,13 @@
 
 /* Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM" (2021):
  * with B sequences of s tokens, l layers of h channels and V symbols, 96·B·s·l·h²·(1 + s/6h + V/16lh) where
- * every block's forward is recomputed, else the same less that forward: 72·B·s·l·h²·(1 + s/6h + V/12lh). It
+ * every block's forward is recomputed, else the same less that forward: 72·B·s·l·h²·(1 + s/6h + V/12lh);
+ * `recomputed` is the part of the blocks. It
  * has the four GEMMs of a block, whose MLP is 4h wide, all s² scores (a causal model needs half of them) and
  * the logits; norms, biases, softmax, GELU and the update are left out. Where attention is sparse, its scores
  * count as much less as the patterns see less. Of experts those are counted that a token passes, and the
  * router. */
-double model_flops_standard(const ModelConfig *config, int64_t n_sequences, int64_t T, bool recomputes);
+double model_flops_standard(const ModelConfig *config, int64_t n_sequences, int64_t T, double recomputed);
 
 /* Forward and backward of one token, in sequences of T, on the rank with most of n_ranks of tensor
  * parallelism: within a few per cent of what the program counts. Visible scores only (of all blocks' patterns

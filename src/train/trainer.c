@@ -206,7 +206,11 @@ size_t trainer_state_bytes(const Trainer *trainer) {
 
 double trainer_standard_flops(const Trainer *trainer) {
     const StepOptions *options = &trainer->step.options;
-    return model_flops_standard(trainer->setup.config, options->batch, options->T, options->recompute > 0);
+    const ModelConfig *config = trainer->setup.config;
+    int64_t n_stages = options->pipeline ? options->pipeline->layout.n_stages : 1;
+    double recomputed = step_recomputed_part(options->recompute, options->recompute_blocks,
+                                             n_stages * trainer->step.n_chunks, config->n_layers);
+    return model_flops_standard(config, options->batch, options->T, recomputed);
 }
 
 /* Ranks that divide the model have computed the same rows, those along dp and ep others. */

@@ -49,9 +49,11 @@ static const Op OP_WAIT = {.name = "wait",
 static const Op OP_HOST = {.name = "host", .reference = run_host, .is_portable = true};
 
 static int n_captures, n_replays, n_open;
+static bool is_capturing;
 
 static Status begin(void *context, Error *error) {
     (void)context, (void)error;
+    is_capturing = true;
     return STATUS_OK;
 }
 
@@ -59,6 +61,7 @@ static Status end(void *context, void **capture, Error *error) {
     (void)context, (void)error;
     n_captures++;
     n_open++;
+    is_capturing = false;
     *capture = &n_captures;
     return STATUS_OK;
 }
@@ -83,6 +86,7 @@ static Status new_event(void *context, void **event, Error *error) {
 
 static Status record_event(void *context, void *event, Error *error) {
     (void)context, (void)event, (void)error;
+    assert_false(is_capturing); /* it would be a part of the capture, and have no time */
     return STATUS_OK;
 }
 
@@ -208,6 +212,36 @@ static void test_replayed(void **state) {
     close_run(&run);
 }
 
+/* Who traces gets a span for each replay, and for each node between them; the first time for every node. */
+static void test_watched(void **state) {
+    (void)state;
+    static const char *const seen[] = {"copy", "copy", "start",  "host", "wait",   "copy",
+                                       "copy", "host", "copy",   "copy", "replay", "start",
+                                       "host", "wait", "replay", "host", "replay"};
+    Run run;
+    Error error = {0};
+    Activity activity;
+    open_run(&run, "ccshwcchcc");
+    run.backend.only_plans = false; /* as a device that is there */
+    assert_int_equal(device_times_open(&run.wiring.executor.memory->times, &run.backend, &error), STATUS_OK);
+    activity_open(&activity);
+    assert_int_equal(activity_prepare_recorder(&activity, 100, &error), STATUS_OK);
+    device_times_watch(run.wiring.executor.memory->times, &activity);
+    activity_record(&activity, true);
+    run_once(&run);
+    run_once(&run);
+    device_times_show(run.wiring.executor.memory->times);
+    assert_int_equal(activity_n_recorded(&activity), sizeof seen / sizeof seen[0]);
+    for (size_t i = 0; i < sizeof seen / sizeof seen[0]; i++) {
+        const ActivityEntry *entry = &activity_recorded(&activity, i)->entry;
+        assert_string_equal(entry->name, seen[i]);
+        assert_string_equal(entry->place, "forward");
+    }
+    run.backend.only_plans = true;
+    close_run(&run);
+    activity_close(&activity);
+}
+
 /* The messages of a part that is rehearsed stay where they are, and its first run is a replay. */
 static void test_rehearsed(void **state) {
     (void)state;
@@ -230,8 +264,8 @@ static void test_rehearsed(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_runs), cmocka_unit_test(test_torn),
-                                       cmocka_unit_test(test_not_last), cmocka_unit_test(test_replayed),
-                                       cmocka_unit_test(test_rehearsed)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_runs),      cmocka_unit_test(test_torn),
+                                       cmocka_unit_test(test_not_last),  cmocka_unit_test(test_replayed),
+                                       cmocka_unit_test(test_rehearsed), cmocka_unit_test(test_watched)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -39,11 +39,11 @@ static void test_formula(void **state) {
     (void)state;
     ModelConfig config = ladder("175B", 2048);
     double B = 3, s = 2048, l = 96, h = 12288, V = 50257;
-    assert_close(model_flops_standard(&config, 3, 2048, true),
+    assert_close(model_flops_standard(&config, 3, 2048, 1.0),
                  96 * B * s * l * h * h * (1 + s / (6 * h) + V / (16 * l * h)), 1e-12);
-    assert_close(model_flops_standard(&config, 3, 2048, false),
+    assert_close(model_flops_standard(&config, 3, 2048, 0.0),
                  72 * B * s * l * h * h * (1 + s / (6 * h) + V / (12 * l * h)), 1e-12);
-    assert_close(model_flops_standard(&config, 1, 2048, false) / 2048 / 175e9, 6,
+    assert_close(model_flops_standard(&config, 1, 2048, 0.0) / 2048 / 175e9, 6,
                  0.06); /* 6 a weight and token */
 }
 
@@ -64,7 +64,7 @@ static void test_parts(void **state) {
         assert_close(count.flops[FLOPS_SCORES], 14 * n * 512 * l * h, 0.03);
         assert_true(count.flops[FLOPS_REST] < 0.01 * count.total);
         assert_true(count.again == 0);
-        assert_true(count.total < model_flops_standard(&config, 2, 1024, false));
+        assert_true(count.total < model_flops_standard(&config, 2, 1024, 0.0));
     }
 }
 
@@ -72,9 +72,9 @@ static void test_parts(void **state) {
 static void test_beside_the_formula(void **state) {
     (void)state;
     ModelConfig config = ladder("2.7B", 256);
-    assert_close(count_of(&config, 8, 256, 0).total, model_flops_standard(&config, 8, 256, false), 0.01);
+    assert_close(count_of(&config, 8, 256, 0).total, model_flops_standard(&config, 8, 256, 0.0), 0.01);
     config = ladder("125M", 16384);
-    double ratio = count_of(&config, 1, 16384, 0).total / model_flops_standard(&config, 1, 16384, false);
+    double ratio = count_of(&config, 1, 16384, 0).total / model_flops_standard(&config, 1, 16384, 0.0);
     assert_true(ratio < 0.75);
 }
 
@@ -84,7 +84,7 @@ static void test_recomputation(void **state) {
     FlopsCount without = count_of(&config, 1, 2048, 0), with = count_of(&config, 1, 2048, 1);
     assert_close(with.total - with.again, without.total, 1e-9);
     assert_true(with.again > 0.1 * without.total && with.again < without.total / 3);
-    assert_true(with.total < model_flops_standard(&config, 1, 2048, true));
+    assert_true(with.total < model_flops_standard(&config, 1, 2048, 1.0));
 }
 
 /* What runs is what was counted, and its time is the sum of its parts'. */

@@ -158,15 +158,15 @@ static Status count_size(Study *study, int i, Error *error) {
     TRY(flops_ladder_config(study->sizes[i], T, &config, error));
     TRY(flops_count(&config, B, T, 0, &study->plain[i], error));
     TRY(flops_count(&config, B, T, 1, &study->recomputed[i], error));
-    study->standard[i] = model_flops_standard(&config, B, T, false);
-    study->standard_again[i] = model_flops_standard(&config, B, T, true);
+    study->standard[i] = model_flops_standard(&config, B, T, 0.0);
+    study->standard_again[i] = model_flops_standard(&config, B, T, 1.0);
     for (int k = 0; k < study->sequences.n; k++) {
         FlopsCount count;
         int64_t length = study->sequences.values[k];
         TRY(flops_ladder_config(study->sizes[i], length, &config, error));
         TRY(flops_count(&config, B, length, 0, &count, error));
         study->scores[i][k] = count.flops[FLOPS_SCORES] / count.total;
-        study->ratio[i][k] = count.total / model_flops_standard(&config, B, length, false);
+        study->ratio[i][k] = count.total / model_flops_standard(&config, B, length, 0.0);
     }
     return STATUS_OK;
 }
@@ -225,7 +225,7 @@ static void print_measured(const Study *study) {
     const FlopsCount *measured = &study->measured;
     double n_tokens = (double)study->call.measure_batch * (double)study->measured_model.context;
     double standard = model_flops_standard(&study->measured_model, study->call.measure_batch,
-                                           study->measured_model.context, false);
+                                           study->measured_model.context, 0.0);
     printf("\nTimed here: %s (%s weights), steps of %.0f tokens, %.1f ms each on %s\n\n",
            study->measured_model.preset, format_count((double)measured->n_parameters).text, n_tokens,
            1e3 * measured->step_s, plain(study->device).text);

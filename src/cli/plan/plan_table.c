@@ -166,7 +166,7 @@ static void print_rung(const PlanRun *one, const Rung *rung, const TunedLayout *
     char recompute[24];
     double tokens = TOKENS_A_PARAMETER * parameters_of((double)model->n_layers, (double)model->n_channels,
                                                        (double)model->vocabulary);
-    double flops = model_flops_standard(model, train->batch, train->sequence, false) / best->seconds;
+    double flops = model_flops_standard(model, train->batch, train->sequence, 0.0) / best->seconds;
     double days = tokens / best->tokens_per_s / 86400.0;
     printf("%-6s %6d %4d %4d %4d %5d %6lld %9s %10s %9.2f %7.1f%% %9.3g\n", rung->name, one->n_ranks,
            best->layout.size[AXIS_DP], best->layout.size[AXIS_TP], best->layout.size[AXIS_PP],

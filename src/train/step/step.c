@@ -4,6 +4,7 @@
 
 #include "ops/move.h"
 
+#include <math.h>
 #include <stdio.h>
 
 #define FIRST_SCALE 65536.0
@@ -162,6 +163,11 @@ Status train_step_open(TrainStep *step, DeviceMemory *memory, Error *error) {
     step->targets = ARENA_ARRAY(&step->graph->arena, int32_t, count);
     step->moves_hold_host = moves_hold_host(step);
     return executor_open(&step->executor, &step->program, memory, error);
+}
+
+double step_recomputed_part(int64_t recompute, int64_t recompute_blocks, int64_t n_chunks, int64_t n_layers) {
+    double part = n_layers > 0 ? (double)recompute_blocks * (double)n_chunks / (double)n_layers : 0.0;
+    return recompute > 0 ? 1.0 : fmin(part, 1.0);
 }
 
 void train_step_watch(TrainStep *step, Activity *activity) {

@@ -289,6 +289,9 @@ const Tensor *train_step_weights(const TrainStep *step);
  * program. */
 Status train_step_sum_number(const TrainStep *step, double *number, Error *error);
 
+/* The part of the model's blocks that the options recompute whole, where ranks have so many chunks in all. */
+double step_recomputed_part(int64_t recompute, int64_t recompute_blocks, int64_t n_chunks, int64_t n_layers);
+
 /* FLOPs of a whole step as counted over the program, what is recomputed included. */
 double train_step_flops(const TrainStep *step);
 
