@@ -21,8 +21,8 @@ typedef struct {
     const int *chunk_frames;
 } GatherAgain;
 
-/* Of all blocks but those. Returns how many gathers were added, on every rank the same: 0 where a block is not
- * entered by all-gathers and left by as many reduce-scatters. */
+/* Of all blocks but those. Returns how many gathers were added, on every rank the same: 0 where a block is
+ * not entered by all-gathers and left by as many reduce-scatters. */
 int gather_again(Graph *graph, const GatherAgain *how);
 
 #endif

@@ -72,10 +72,10 @@ static double busy_share(const Machine *machine, const SpeedUse *use) {
     return busy > 0.0 ? 1.0 - (1.0 - busy) * busy_part(machine, use) : 1.0;
 }
 
-/* Where ranks are no multiple of the cores, one core has more of them than another. Those of the other are done
- * earlier, and while they wait for the rest they give up their core time and again rather than leave it: of
- * the time in between this part is lost, the more of it the more ranks a core has. As 3, 5 and 7 ranks of two
- * cores took (docs/LOG.md). */
+/* Where ranks are no multiple of the cores, one core has more of them than another. Those of the other are
+ * done earlier, and while they wait for the rest they give up their core time and again rather than leave it:
+ * of the time in between this part is lost, the more of it the more ranks a core has. As 3, 5 and 7 ranks of
+ * two cores took (docs/LOG.md). */
 static double uneven_share(double ranks_a_core) {
     const double lost = 0.7;
     double excess = ceil(ranks_a_core - 1e-9) / ranks_a_core - 1.0;

@@ -1,10 +1,10 @@
-/* A ring of spans. The oldest one is shown when its place is wanted, or all are in the end; by then the device
- * is long past it, so that nobody waits. Where it has not ended, since the others lie in it, what finds no place
- * is counted as lost.
+/* A ring of spans. The oldest one is shown when its place is wanted, or all are in the end; by then the
+ * device is long past it, so that nobody waits. Where it has not ended, since the others lie in it, what
+ * finds no place is counted as lost.
  *
- * An event knows how long after another one it was, not what time it was. So there is one whose time is known,
- * because the host has waited for it. Such a difference has 24 bits, though: seconds later it is no longer
- * good to a microsecond. Another event then takes the first one's place, at its time by the first. */
+ * An event knows how long after another one it was, not what time it was. So there is one whose time is
+ * known, because the host has waited for it. Such a difference has 24 bits, though: seconds later it is no
+ * longer good to a microsecond. Another event then takes the first one's place, at its time by the first. */
 #include "graph/device/device_times.h"
 
 #include "base/system/timer.h"

@@ -1,5 +1,5 @@
-/* When what a device behind the host was given began and ended there: spans between two of its events, shown on
- * tracks of a recorder once they are over.
+/* When what a device behind the host was given began and ended there: spans between two of its events, shown
+ * on tracks of a recorder once they are over.
  *
  *     DeviceTimes *times;
  *     TRY(device_times_open(&times, backend, error));

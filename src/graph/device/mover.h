@@ -51,9 +51,9 @@ typedef struct {
 Status mover_open(Mover **opened, const MoverOptions *options, Error *error);
 void mover_close(Mover **opened); /* what is under way is waited for; also NULL */
 
-/* From now on moves of files, and within the host's memory, are shown on a track for each lane, "moves out" and
- * "moves in"; copies to and from a device have times of the device's (device_times.h). NULL: no more. While
- * nothing is moved. */
+/* From now on moves of files, and within the host's memory, are shown on a track for each lane, "moves out"
+ * and "moves in"; copies to and from a device have times of the device's (device_times.h). NULL: no more.
+ * While nothing is moved. */
 void mover_watch(Mover *mover, Activity *activity);
 
 /* Of a tensor that lies at this address. */

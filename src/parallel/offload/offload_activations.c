@@ -8,9 +8,9 @@
  *
  * So those of two blocks are under way, and the memory plan gives the rest to others. With a share that
  * stays, it is the same part of every block: where the bus is slower than the blocks, as much as it can carry
- * beside them is hidden, wherever in the model it comes from. What the backward of a chunk reads first
- * stays: there is nothing to hide it behind. A schedule that splits the backward fetches what the gradients of weights need
- * a second time.
+ * beside them is hidden, wherever in the model it comes from. What the backward of a chunk reads first stays:
+ * there is nothing to hide it behind. A schedule that splits the backward fetches what the gradients of
+ * weights need a second time.
  *
  * With activation checkpointing it is what that keeps: the input of a segment, which the block below has
  * made. So what counts is the block that a tensor is used in, not the one that it comes from.

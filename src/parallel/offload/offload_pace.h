@@ -4,8 +4,8 @@
  *
  *     offload_pace(graph, n_nodes, behind, n);
  *
- * behind[k]: the node of the backward behind which piece k may be made at the earliest, in rising order; comes
- * back as the one behind which it is to be made, in rising order again and never earlier. */
+ * behind[k]: the node of the backward behind which piece k may be made at the earliest, in rising order;
+ * comes back as the one behind which it is to be made, in rising order again and never earlier. */
 #ifndef PGPT_PARALLEL_OFFLOAD_OFFLOAD_PACE_H
 #define PGPT_PARALLEL_OFFLOAD_OFFLOAD_PACE_H
 
