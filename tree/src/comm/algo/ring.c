@@ -1,2 +1,0 @@
-#include "base/error.h"
-#include <stdio.h>
