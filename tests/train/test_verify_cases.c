@@ -19,7 +19,7 @@ enum { N_MODELS = 4, BATCH = 17, N_TRAITS = 18, N_VALUES = 16, MOST_OF_A_MESH = 
 static const int rank_counts[] = {1, 2, 3, 4, 6, 8};
 enum { N_COUNTS = sizeof rank_counts / sizeof rank_counts[0] };
 
-/* As command_verify.c makes them, as far as layouts depend on it. */
+/* As verify_options.c makes them, as far as layouts depend on it. */
 static void make_models(VerifyModel *models) {
     models[0] = (VerifyModel){
         .name = "gpt-2",

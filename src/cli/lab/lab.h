@@ -128,8 +128,9 @@ typedef struct {
     const char *name, *value; /* as on a command line, without dashes */
 } LabDefault;
 
-/* With --quick, these instead of the defaults (up to a name of NULL); what was given on the command line
- * stays. */
+/* These instead of the defaults (up to a name of NULL), the second only with --quick; what was given on the
+ * command line stays. */
+Status lab_apply_defaults(Options *options, const LabDefault *defaults, Error *error);
 Status lab_apply_quick(Options *options, const LabRunOptions *runs, const LabDefault *defaults, Error *error);
 
 /* For ranks that the study starts itself. Under mpirun there are ranks already: then nothing is opened, and a

@@ -293,20 +293,14 @@ static Status run_study(OffloadStudy *study, Error *error) {
     return study->values->lab.json ? lab_print_json(offload_study_json(study), error) : STATUS_OK;
 }
 
-static Status set_all(Options *options, const LabDefault *defaults, Error *error) {
-    for (; defaults->name; defaults++)
-        TRY(options_set(options, defaults->name, defaults->value, OPTION_FROM_PRESET, error));
-    return STATUS_OK;
-}
-
 /* A CPU has little time, and a GPU is not kept busy by a small model. */
 static Status complete_call(Options *options, OffloadCall *call, Error *error) {
     static const LabDefault on_cpu[] = {{"model", "mini"}, {NULL, NULL}};
     static const LabDefault on_gpu[] = {{"model", "gpt2"}, {"batch", "16"}, {"dtype", "bf16"}, {NULL, NULL}};
     static const LabDefault quick[] = {
         {"model", "nano"}, {"steps", "2"}, {"warmup-steps", "1"}, {"batch", "4"}, {NULL, NULL}};
-    TRY(set_all(options, device_takes_gpu(call->setup.bench.device) ? on_gpu : on_cpu, error));
-    if (call->quick) TRY(set_all(options, quick, error));
+    TRY(lab_apply_defaults(options, device_takes_gpu(call->setup.bench.device) ? on_gpu : on_cpu, error));
+    if (call->quick) TRY(lab_apply_defaults(options, quick, error));
     TRY(config_apply_preset(options, call->setup.model.preset, error));
     if (!call->setup.model.vocabulary) call->setup.model.vocabulary = USUAL_VOCABULARY;
     TRY(config_complete(&call->setup.model, call->setup.model.vocabulary, error));

@@ -15,11 +15,15 @@ const OptionSpec lab_run_specs[] = {
     OPTION_END,
 };
 
-Status lab_apply_quick(Options *options, const LabRunOptions *runs, const LabDefault *defaults,
-                       Error *error) {
-    for (; runs->quick && defaults->name; defaults++)
+Status lab_apply_defaults(Options *options, const LabDefault *defaults, Error *error) {
+    for (; defaults->name; defaults++)
         TRY(options_set(options, defaults->name, defaults->value, OPTION_FROM_PRESET, error));
     return STATUS_OK;
+}
+
+Status lab_apply_quick(Options *options, const LabRunOptions *runs, const LabDefault *defaults,
+                       Error *error) {
+    return runs->quick ? lab_apply_defaults(options, defaults, error) : STATUS_OK;
 }
 
 Status lab_open_launcher(const Launch *launch, const Options *options, const LabRunOptions *runs,

@@ -75,29 +75,9 @@ static Status write_panels(FileWriter *writer, Picture *picture, Error *error) {
 }
 
 Status plot_panels_write(FileWriter *writer, Picture *picture, Error *error) {
-    const char *name = picture->name;
-    TRY(file_writer_printf(
-        writer, error,
-        "# To draw %s.svg and %s.png from %s.dat: gnuplot %s.gp\n"
-        "if (!exists('svg_file')) svg_file = '%s.svg'\n"
-        "if (!exists('png_file')) png_file = '%s.png'\n"
-        "set encoding utf8\n"
-        "set terminal svg size %d,%d dynamic font 'sans-serif,14' background '#ffffff' noenhanced\n"
-        "set output svg_file\n"
-        "set datafile missing '?'\n"
-        "set border 3 linecolor rgb '#444444'\n"
-        "set tics nomirror\n"
-        "set grid linecolor rgb '#dddddd' linetype 1 linewidth 1\n",
-        name, name, name, name, name, name, WIDTH, HEIGHT));
+    TRY(plot_script_begin(writer, picture->name, WIDTH, HEIGHT, error));
     TRY(write_panels(writer, picture, error));
-    TRY(file_writer_printf(
-        writer, error,
-        "\nif (strstrt(GPVAL_TERMINALS, 'pngcairo')) {\n"
-        "    set terminal pngcairo size 1290,1140 font 'sans,15' background '#ffffff' noenhanced\n"
-        "} else {\n"
-        "    set terminal png size 1290,1140 background '#ffffff' noenhanced\n"
-        "}\n"
-        "set output png_file\n"));
+    TRY(plot_script_begin_png(writer, WIDTH, HEIGHT, error));
     TRY(write_panels(writer, picture, error));
     return file_writer_printf(writer, error, "unset output\n");
 }

@@ -458,10 +458,8 @@ Status plot_script_curves(FileWriter *writer, Picture *picture, Error *error) {
     return file_writer_printf(writer, error, "\n");
 }
 
-Status plot_script_write(FileWriter *writer, Picture *picture, Error *error) {
-    const Plot *plot = picture->plot;
-    if (plot->below) return plot_panels_write(writer, picture, error);
-    TRY(file_writer_printf(
+Status plot_script_begin(FileWriter *writer, const char *name, int width, int height, Error *error) {
+    return file_writer_printf(
         writer, error,
         "# To draw %s.svg and %s.png from %s.dat: gnuplot %s.gp\n"
         "if (!exists('svg_file')) svg_file = '%s.svg'\n"
@@ -473,8 +471,25 @@ Status plot_script_write(FileWriter *writer, Picture *picture, Error *error) {
         "set border 3 linecolor rgb '#444444'\n"
         "set tics nomirror\n"
         "set grid linecolor rgb '#dddddd' linetype 1 linewidth 1\n",
-        picture->name, picture->name, picture->name, picture->name, picture->name, picture->name, WIDTH,
-        HEIGHT));
+        name, name, name, name, name, name, width, height);
+}
+
+Status plot_script_begin_png(FileWriter *writer, int width, int height, Error *error) {
+    return file_writer_printf(
+        writer, error,
+        "\nif (strstrt(GPVAL_TERMINALS, 'pngcairo')) {\n"
+        "    set terminal pngcairo size %d,%d font 'sans,15' background '#ffffff' noenhanced\n"
+        "} else {\n"
+        "    set terminal png size %d,%d background '#ffffff' noenhanced\n"
+        "}\n"
+        "set output png_file\n",
+        width * 3 / 2, height * 3 / 2, width * 3 / 2, height * 3 / 2);
+}
+
+Status plot_script_write(FileWriter *writer, Picture *picture, Error *error) {
+    const Plot *plot = picture->plot;
+    if (plot->below) return plot_panels_write(writer, picture, error);
+    TRY(plot_script_begin(writer, picture->name, WIDTH, HEIGHT, error));
     if (picture->has_bars)
         TRY(file_writer_printf(
             writer, error,
@@ -490,14 +505,7 @@ Status plot_script_write(FileWriter *writer, Picture *picture, Error *error) {
         TRY(write_curve(writer, picture, i, error));
         TRY(write_values(writer, picture, i, error));
     }
-    return file_writer_printf(
-        writer, error,
-        "\n\nif (strstrt(GPVAL_TERMINALS, 'pngcairo')) {\n"
-        "    set terminal pngcairo size 1290,780 font 'sans,15' background '#ffffff' noenhanced\n"
-        "} else {\n"
-        "    set terminal png size 1290,780 background '#ffffff' noenhanced\n"
-        "}\n"
-        "set output png_file\n"
-        "replot\n"
-        "unset output\n");
+    TRY(file_writer_printf(writer, error, "\n"));
+    TRY(plot_script_begin_png(writer, WIDTH, HEIGHT, error));
+    return file_writer_printf(writer, error, "replot\nunset output\n");
 }

@@ -19,7 +19,10 @@ typedef struct {
  * else to NAME.svg and NAME.png. */
 Status plot_script_write(FileWriter *writer, Picture *picture, Error *error);
 
-/* Parts of it, for a picture of two panels (plot_panels.c). */
+/* Parts of it, for a picture of two panels (plot_panels.c): what every script begins with, and where it turns
+ * from the .svg to the .png, which has half as many pixels again each way. */
+Status plot_script_begin(FileWriter *writer, const char *name, int width, int height, Error *error);
+Status plot_script_begin_png(FileWriter *writer, int width, int height, Error *error);
 Status plot_script_words(FileWriter *writer, Picture *picture, Error *error); /* title, legend, caption */
 Status plot_script_axes(FileWriter *writer, Picture *picture, Error *error);
 Status plot_script_curves(FileWriter *writer, Picture *picture, Error *error);

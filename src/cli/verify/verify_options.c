@@ -1,35 +1,9 @@
-/* pgpt verify: a table, one line a layout; of all layouts there are, one line a mesh. */
-#include "cli/commands.h"
-
-#include "base/system/timer.h"
-#include "base/text/format.h"
-#include "base/text/json.h"
-#include "base/text/progress.h"
-#include "device/device.h"
-#include "train/verify/verify.h"
+/* The options of pgpt verify: the models that are trained, how far layouts may deviate, what goes with what. */
+#include "cli/verify/verify_call.h"
 
 #include <math.h>
-#include <stdio.h>
-#include <string.h>
 
-enum { SAMPLE = 100, FEW_STEPS = 4, MANY_STEPS = 20, N_MODELS = 5 };
-
-typedef struct {
-    bool all;
-    int64_t n_sample, n_steps, batch, left_out, n_prompt;
-    int precision, device, optimizer, moments, compress_across;
-    int64_t host_ranks;
-    const char *only, *compress;
-    double tolerance;
-    int64_t n_threads;
-    bool json;
-} VerifyCallOptions;
-
-typedef struct {
-    ModelConfig model;
-    VerifyCallOptions call;
-    OffloadOptions offload;
-} VerifyCommand;
+enum { SAMPLE = 100, FEW_STEPS = 4, MANY_STEPS = 20 };
 
 static const OptionSpec call_specs[] = {
     OPTION_BOOL(
@@ -147,25 +121,6 @@ const OptionCommand verify_command = {
     .examples = examples,
 };
 
-typedef struct {
-    Launch *launch;
-    Options options;
-    VerifyCommand values;
-    Backend backend;
-    bool has_backend;
-    VerifyModel models[N_MODELS];
-    VerifyChoice choice;
-    VerifyCase *cases;
-    int n_cases;
-    Verifier verifier;
-    bool has_lines; /* one a layout */
-    Progress progress;
-    int n_differ;
-    const char *transport; /* of the sums over ranks, in the last layout */
-    double loss_deviation, weight_deviation, norm_deviation;
-    double seconds;
-} Verify;
-
 /* Of two channels layernorm leaves little but a sign, which rounding turns where they are nearly equal: no
  * layout would train like another, and none were wrong. One channel is 0 for all. */
 static Status check_channels(const ModelConfig *model, Error *error) {
@@ -249,7 +204,7 @@ static Status choose_models(Verify *run, Error *error) {
     static const char *const kinds[] = {
         "norm",           "mlp",       "position",          "tied",         "bias", "kv-heads", "experts",
         "depth-capacity", "attention", "attention-pattern", "document-mask"};
-    for (int i = 0; i < N_MODELS; i++)
+    for (int i = 0; i < VERIFY_MODELS; i++)
         run->models[i] = (VerifyModel){.name = "", .config = run->values.model};
     run->choice.model = run->models;
     run->choice.n_models = 1;
@@ -263,7 +218,7 @@ static Status choose_models(Verify *run, Error *error) {
                 kinds[i]);
     }
     run->models[0].name = "gpt-2";
-    run->choice.n_models = N_MODELS;
+    run->choice.n_models = VERIFY_MODELS;
     run->choice.varies_tied = true;
     TRY(make_llama(&run->models[1], error));
     TRY(make_experts(&run->models[2], error));
@@ -288,13 +243,7 @@ static Status read_call(Verify *run, Error *error) {
     return STATUS_OK;
 }
 
-static Status read_options(Verify *run, int n_words, char *const *words, Error *error) {
-    TRY(options_init(&run->options, &verify_command, &run->values, error));
-    TRY(options_parse(&run->options, n_words, words, error));
-    if (run->options.help_wanted) return STATUS_OK;
-    TRY(read_model(run, error));
-    TRY(choose_models(run, error));
-    TRY(read_call(run, error));
+static Status open_device(Verify *run, Error *error) {
     const VerifyCallOptions *call = &run->values.call;
     DeviceOptions device = {.kind = call->device,
                             .index = run->launch->host_rank,
@@ -304,57 +253,98 @@ static Status read_options(Verify *run, int n_words, char *const *words, Error *
                             .n_streams = DEVICE_STREAMS};
     TRY(device_backend_open(&run->backend, &device, error));
     run->has_backend = true;
-    Tolerance tolerance = tolerance_of((PrecisionKind)call->precision, (MomentsKind)call->moments);
-    if (call->tolerance > 0.0) tolerance = (Tolerance){call->tolerance, call->tolerance};
-    Precision precision = precision_of((PrecisionKind)call->precision);
-    Offload offload;
-    TRY(offload_parse(&run->values.offload, &offload, error));
-    if (offload.automatic) return error_user(error, "--offload auto is of pgpt train; say what to offload");
-    TRY(offload_check(&offload, &run->backend.traits, true, error));
-    Compression compression;
-    TRY(compression_parse(call->compress, &compression, error));
-    compression.n_warmup = call->n_steps < 8 ? 1 : call->n_steps / 4; /* a variance to go by */
-    compression.is_across_hosts = call->compress_across == COMPRESS_ACROSS_HOSTS;
-    if (compression.is_across_hosts && (compression.kind == COMPRESS_NONE || !call->host_ranks))
+    return STATUS_OK;
+}
+
+static Status read_offload(const Verify *run, Offload *offload, Error *error) {
+    TRY(offload_parse(&run->values.offload, offload, error));
+    if (offload->automatic) return error_user(error, "--offload auto is of pgpt train; say what to offload");
+    return offload_check(offload, &run->backend.traits, true, error);
+}
+
+static Status check_hosts(const VerifyCallOptions *call, const Compression *compression, Error *error) {
+    if (compression->is_across_hosts && (compression->kind == COMPRESS_NONE || !call->host_ranks))
         return error_user(error,
                           "--compress-across hosts is of --compress between hosts of several ranks; give "
                           "that, and --ranks-per-host 2 say");
-    if (call->host_ranks && !compression.is_across_hosts)
+    if (call->host_ranks && !compression->is_across_hosts)
         return error_user(error, "--ranks-per-host is of --compress-across hosts; give both or neither");
-    if (compression_is_local(&compression) && compression.is_across_hosts)
+    if (compression_is_local(compression) && compression->is_across_hosts)
         return error_user(
             error, "--compress %s is between all ranks; leave out --compress-across, or choose 0/1-adam",
             call->compress);
-    OptimizerKind wanted = compression_is_lamb(&compression) ? OPTIMIZER_LAMB : OPTIMIZER_ADAMW;
-    if (compression.kind != COMPRESS_NONE && call->optimizer != (int)wanted)
+    return STATUS_OK;
+}
+
+/* One process simulates the ranks of --compress, with an optimizer and numbers for which it can. */
+static Status read_compression(const Verify *run, Precision precision, Compression *compression,
+                               Error *error) {
+    const VerifyCallOptions *call = &run->values.call;
+    TRY(compression_parse(call->compress, compression, error));
+    compression->n_warmup = call->n_steps < 8 ? 1 : call->n_steps / 4; /* a variance to go by */
+    compression->is_across_hosts = call->compress_across == COMPRESS_ACROSS_HOSTS;
+    TRY(check_hosts(call, compression, error));
+    if (compression->kind == COMPRESS_NONE) return STATUS_OK;
+    OptimizerKind wanted = compression_is_lamb(compression) ? OPTIMIZER_LAMB : OPTIMIZER_ADAMW;
+    if (call->optimizer != (int)wanted)
         return error_user(error, "--compress %s is simulated with --optimizer %s; give that one",
                           call->compress, optimizer_name(wanted));
-    if (compression.kind != COMPRESS_NONE && (precision.gradient != DTYPE_F32 || precision.scales_loss))
+    if (precision.gradient != DTYPE_F32 || precision.scales_loss)
         return error_user(
             error,
             "--compress %s is compared in f32, tf32 and bf16, where one process computes the same gradients as "
             "each rank; choose one of them in the place of --dtype %s",
             call->compress, precision_names[call->precision]);
-    if (call->n_prompt && (compression.kind != COMPRESS_NONE || precision.scales_loss))
-        return error_user(
-            error,
-            "--delayed-update is compared without --compress, and in types without a loss scale; leave "
-            "out %s",
-            precision.scales_loss ? "--dtype f16" : "one of them");
     VerifySetting setting = {.optimizer = wanted}; /* intervals as long as they may be, from the first one */
-    compression.highest_rate = (double)compression.n_local * verify_rate(&setting);
-    /* One process computes each rank's gradient as it does, in 16 bits but for an activation now and then. */
-    if (compression.kind != COMPRESS_NONE && precision.weight != DTYPE_F32 && call->tolerance <= 0.0)
-        tolerance = (Tolerance){1e-3, 1e-2};
+    compression->highest_rate = (double)compression->n_local * verify_rate(&setting);
+    return STATUS_OK;
+}
+
+/* One process computes each rank's gradient as it does, in 16 bits but for an activation now and then. */
+static Tolerance choose_tolerance(const VerifyCallOptions *call, Precision precision, bool compresses) {
+    if (call->tolerance > 0.0) return (Tolerance){call->tolerance, call->tolerance};
+    if (compresses && precision.weight != DTYPE_F32) return (Tolerance){1e-3, 1e-2};
+    return tolerance_of((PrecisionKind)call->precision, (MomentsKind)call->moments);
+}
+
+/* What layouts are chosen from. */
+static void choose_layouts(Verify *run, Precision precision, const Offload *offload,
+                           const Compression *compression) {
+    const VerifyCallOptions *call = &run->values.call;
     run->choice.batch = call->batch;
     run->choice.has_algorithms = !backend_has_own_memory(&run->backend);
     run->choice.breaks = call->left_out > 0;
     run->choice.is_f32 = precision.weight == DTYPE_F32;
     run->choice.scales_loss = precision.scales_loss;
-    run->choice.compresses = compression.kind != COMPRESS_NONE;
-    run->choice.is_flushed = offload_has(&offload, OFFLOAD_WEIGHTS) || call->n_prompt;
+    run->choice.compresses = compression->kind != COMPRESS_NONE;
+    run->choice.is_flushed = offload_has(offload, OFFLOAD_WEIGHTS) || call->n_prompt;
     run->choice.waits = call->n_prompt > 0;
-    run->choice.host_ranks = compression.is_across_hosts ? (int)call->host_ranks : 0;
+    run->choice.host_ranks = compression->is_across_hosts ? (int)call->host_ranks : 0;
+}
+
+Status verify_read_options(Verify *run, int n_words, char *const *words, Error *error) {
+    const VerifyCallOptions *call = &run->values.call;
+    Offload offload;
+    Compression compression;
+    TRY(options_init(&run->options, &verify_command, &run->values, error));
+    TRY(options_parse(&run->options, n_words, words, error));
+    if (run->options.help_wanted) return STATUS_OK;
+    TRY(read_model(run, error));
+    TRY(choose_models(run, error));
+    TRY(read_call(run, error));
+    TRY(open_device(run, error));
+    TRY(read_offload(run, &offload, error));
+    Precision precision = precision_of((PrecisionKind)call->precision);
+    TRY(read_compression(run, precision, &compression, error));
+    bool compresses = compression.kind != COMPRESS_NONE;
+    if (call->n_prompt && (compresses || precision.scales_loss))
+        return error_user(
+            error,
+            "--delayed-update is compared without --compress, and in types without a loss scale; leave "
+            "out %s",
+            precision.scales_loss ? "--dtype f16" : "one of them");
+    Tolerance tolerance = choose_tolerance(call, precision, compresses);
+    choose_layouts(run, precision, &offload, &compression);
     run->verifier.options = (VerifyOptions){.setting = {.backend = &run->backend,
                                                         .precision = precision,
                                                         .batch = call->batch,
@@ -372,239 +362,4 @@ static Status read_options(Verify *run, int n_words, char *const *words, Error *
                                             .compression = compression,
                                             .host_ranks = (int)call->host_ranks};
     return STATUS_OK;
-}
-
-/* Ranks that were told different things would wait for each other. */
-static Status check_same_options(Verify *run, Error *error) {
-    if (run->launch->world.size == 1) return STATUS_OK;
-    TRY(launch_check_same(run->launch, "--help", run->options.help_wanted ? "yes" : "no", error));
-    return launch_check_options(run->launch, &run->options, error);
-}
-
-/* Does one of the texts, which | separates, stand in the layout's name? */
-static bool is_named(const Verify *run, const VerifyCase *layout, const char *texts) {
-    char name[VERIFY_NAME_BYTES], text[VERIFY_NAME_BYTES];
-    verify_case_name(&run->choice, layout, name, sizeof name);
-    for (const char *at = texts;; at++) {
-        size_t n = strcspn(at, "|");
-        snprintf(text, sizeof text, "%.*s", (int)(n < sizeof text ? n : sizeof text - 1), at);
-        if (n && n < sizeof text && strstr(name, text)) return true;
-        at += n;
-        if (!*at) return false;
-    }
-}
-
-/* Leave out what --only does not name. */
-static Status keep_named(Verify *run, Error *error) {
-    const char *texts = run->values.call.only;
-    int n = 0;
-    if (!*texts) return STATUS_OK;
-    for (int i = 0; i < run->n_cases; i++) {
-        if (is_named(run, &run->cases[i], texts)) run->cases[n++] = run->cases[i];
-    }
-    run->n_cases = n;
-    if (n) return STATUS_OK;
-    return error_user(error, "--only '%s' stands in no layout of %d rank%s; leave it out to see their names",
-                      texts, run->launch->world.size, run->launch->world.size == 1 ? "" : "s");
-}
-
-/* Of all numbers of ranks that are wanted. */
-static Status list_cases(Verify *run, Error *error) {
-    static const int counts[] = {1, 2, 3, 4, 6, 8};
-    enum { N_COUNTS = sizeof counts / sizeof counts[0] };
-    Arena *arena = &run->options.arena;
-    int n_ranks = run->launch->world.size, n_lists = run->values.call.all ? N_COUNTS : 1, n[N_COUNTS] = {0};
-    VerifyCase *list[N_COUNTS] = {0};
-    for (int i = 0; i < n_lists; i++) {
-        run->choice.n_ranks = run->values.call.all ? counts[i] : n_ranks;
-        if (run->choice.n_ranks <= n_ranks) list[i] = verify_cases(&run->choice, arena, &n[i]);
-        run->n_cases += n[i];
-    }
-    run->cases = ARENA_ARRAY(arena, VerifyCase, run->n_cases + 1);
-    for (int i = 0, at = 0; i < n_lists; at += n[i++])
-        if (n[i]) memcpy(run->cases + at, list[i], (size_t)n[i] * sizeof **list);
-    TRY(keep_named(run, error));
-    if (run->values.call.n_sample)
-        run->n_cases = verify_sample(run->cases, run->n_cases, (int)run->values.call.n_sample);
-    run->has_lines = !run->values.call.all || run->values.call.n_sample;
-    return STATUS_OK;
-}
-
-/* ---- what is said */
-
-static void say_difference(const VerifyResult *result) {
-    if (result->parameter == VERIFY_BITS) {
-        printf(
-            "    first difference in step %lld: not the bits of the same layout without offload (rank %d)\n",
-            (long long)result->step, result->rank);
-        return;
-    }
-    if (result->parameter < 0) {
-        printf("    first difference in step %lld: the %s is %.9g instead of %.9g\n", (long long)result->step,
-               result->parameter == VERIFY_LOSS ? "loss" : "gradient norm", result->value, result->wanted);
-        return;
-    }
-    printf("    first difference in step %lld: %s, element %lld, is %.9g instead of %.9g (rank %d)\n",
-           (long long)result->step, result->name, (long long)result->element, result->value, result->wanted,
-           result->rank);
-}
-
-typedef struct {
-    int n_cases, n_differ;
-    double loss, weight, seconds;
-} MeshSummary;
-
-enum { NAME_COLUMNS = 88 };
-
-/* The bar is on stderr, and makes room. */
-static void say_line(Verify *run, const char *name, double loss, double weight, double seconds,
-                     const char *words) {
-    progress_hide(&run->progress);
-    printf("%-*s %8.1e %8.1e %9s  %s\n", NAME_COLUMNS, name, loss, weight, format_duration(seconds).text,
-           words);
-    fflush(stdout);
-}
-
-static void say_case(Verify *run, const VerifyCase *layout, const VerifyResult *result) {
-    char name[VERIFY_NAME_BYTES];
-    if (!run->has_lines && !result->differs) return;
-    say_line(run, verify_case_name(&run->choice, layout, name, sizeof name), result->loss_deviation,
-             result->weight_deviation, result->seconds, result->differs ? "DIFFERS" : "same");
-    if (result->differs) say_difference(result);
-}
-
-/* And how much of all is done by then. */
-static void say_mesh(Verify *run, int i, const MeshSummary *summary) {
-    char name[128], mesh[64], words[64];
-    const VerifyCase *layout = &run->cases[i];
-    snprintf(name, sizeof name, "%s: %d layouts", verify_mesh_name(&layout->shape, mesh, sizeof mesh),
-             summary->n_cases);
-    snprintf(words, sizeof words, "%d differ  %3d %%", summary->n_differ,
-             (int)(100L * (i + 1) / run->n_cases));
-    say_line(run, name, summary->loss, summary->weight, summary->seconds, words);
-}
-
-static void show_progress(Verify *run, int i) {
-    char name[VERIFY_NAME_BYTES], text[256];
-    if (!progress_due(&run->progress)) return;
-    snprintf(text, sizeof text, "%d/%d  %d differ  %s", i, run->n_cases, run->n_differ,
-             verify_case_name(&run->choice, &run->cases[i], name, sizeof name));
-    progress_update(&run->progress, (double)i / run->n_cases, text);
-}
-
-static void say_beginning(const Verify *run) {
-    char text[256];
-    const ModelConfig *model = &run->values.model;
-    printf("%s\n", launch_describe(run->launch, run->backend.n_threads, text, sizeof text));
-    printf("%d layouts, each with %lld steps of %lld x %lld tokens, %lld channels", run->n_cases,
-           (long long)run->values.call.n_steps, (long long)run->values.call.batch, (long long)model->context,
-           (long long)model->n_channels);
-    if (!run->choice.varies_layers) printf(", %lld layers", (long long)model->n_layers);
-    printf("; compared with one process\n\n%-*s %8s %8s %9s\n", NAME_COLUMNS,
-           run->has_lines ? "layout" : "mesh", "loss", "weights", "time");
-    fflush(stdout);
-}
-
-static void say_end(const Verify *run) {
-    char text[256];
-    if (backend_has_own_memory(&run->backend))
-        printf("\non %s, sums over ranks by %s", device_describe(&run->backend, text, sizeof text),
-               run->transport);
-    printf("\n%d layouts in %s, %d differ (tolerance %g of the loss, %g of a tensor's largest weight)\n",
-           run->n_cases, format_duration(run->seconds).text, run->n_differ, run->verifier.options.tolerance,
-           run->verifier.options.weight_tolerance);
-}
-
-/* The layouts that differ are a result and an error: one line says both. */
-static Status print_json(const Verify *run, Error *failure, Error *error) {
-    json_t *object = json_object();
-    json_object_set_new(object, "command", json_string("verify"));
-    json_object_set_new(object, "ranks", json_integer(run->launch->world.size));
-    json_object_set_new(object, "layouts", json_integer(run->n_cases));
-    json_object_set_new(object, "differ", json_integer(run->n_differ));
-    json_object_set_new(object, "carrier", json_string(run->transport));
-    json_object_set_new(object, "loss_deviation", json_make_number(run->loss_deviation));
-    json_object_set_new(object, "norm_deviation", json_make_number(run->norm_deviation));
-    json_object_set_new(object, "weight_deviation", json_make_number(run->weight_deviation));
-    json_object_set_new(object, "tolerance", json_make_number(run->verifier.options.tolerance));
-    json_object_set_new(object, "weight_tolerance", json_make_number(run->verifier.options.weight_tolerance));
-    json_object_set_new(object, "seconds", json_make_number(run->seconds));
-    if (failure->status != STATUS_OK) error_add_json(failure, object);
-    return json_print(stdout, object, error);
-}
-
-/* ---- all of it */
-
-static void take_result(Verify *run, const VerifyResult *result, MeshSummary *summary) {
-    run->n_differ += result->differs;
-    run->transport = result->transport;
-    run->loss_deviation = fmax(run->loss_deviation, result->loss_deviation);
-    run->norm_deviation = fmax(run->norm_deviation, result->norm_deviation);
-    run->weight_deviation = fmax(run->weight_deviation, result->weight_deviation);
-    summary->n_cases++;
-    summary->n_differ += result->differs;
-    summary->loss = fmax(summary->loss, result->loss_deviation);
-    summary->weight = fmax(summary->weight, result->weight_deviation);
-    summary->seconds += result->seconds;
-}
-
-static bool ends_mesh(const Verify *run, int i) {
-    return i + 1 == run->n_cases ||
-           memcmp(&run->cases[i].shape, &run->cases[i + 1].shape, sizeof run->cases[i].shape) != 0;
-}
-
-static Status run_cases(Verify *run, Error *error) {
-    MeshSummary summary = {0};
-    for (int i = 0; i < run->n_cases; i++) {
-        VerifyResult result;
-        if (run->launch->is_root) show_progress(run, i);
-        TRY(verify_run(&run->verifier, &run->cases[i], &result, error));
-        take_result(run, &result, &summary);
-        if (run->launch->is_root) say_case(run, &run->cases[i], &result);
-        if (!ends_mesh(run, i)) continue;
-        if (run->launch->is_root && !run->has_lines) say_mesh(run, i, &summary);
-        summary = (MeshSummary){0};
-    }
-    return STATUS_OK;
-}
-
-static Status run_all(Verify *run, Error *error) {
-    bool speaks = run->launch->is_root;
-    uint64_t start = timer_now_ns();
-    device_meet(&run->backend, &run->launch->world, run->launch->host_size, error);
-    device_keep_comms(&run->backend, &run->launch->world, error);
-    TRY(launch_agree(run->launch, error));
-    list_cases(run, error);
-    TRY(launch_agree(run->launch, error));
-    if (speaks) say_beginning(run);
-    if (speaks) progress_begin(&run->progress, stderr, 0.0);
-    run_cases(run, error);
-    if (speaks) progress_end(&run->progress);
-    TRY(error->status);
-    run->seconds = timer_seconds_since(start);
-    if (speaks) say_end(run);
-    Error failure = {0};
-    if (run->n_differ)
-        error_failed(&failure, "%d of %d layouts do not train as one process does", run->n_differ,
-                     run->n_cases);
-    if (speaks && run->values.call.json) TRY(print_json(run, &failure, error));
-    run->launch->is_agreed = run->n_differ > 0;
-    *error = failure;
-    return error->status;
-}
-
-Status command_verify(Launch *launch, int n_words, char *const *words, Error *error) {
-    Verify run = {.launch = launch};
-    read_options(&run, n_words, words, error);
-    if (launch_agree(launch, error) == STATUS_OK) check_same_options(&run, error);
-    if (error->status == STATUS_OK) {
-        if (!run.options.help_wanted) run_all(&run, error);
-        else if (launch->is_root) command_show_help(&verify_command);
-    }
-    launch_fail(launch, error);
-    verify_close(&run.verifier);
-    if (run.has_backend) device_drop_comms(&run.backend);
-    if (run.has_backend) run.backend.close(run.backend.context);
-    options_free(&run.options);
-    return error->status;
 }
