@@ -27,10 +27,6 @@ static const struct {
 };
 enum { N_LADDER = sizeof LADDER / sizeof LADDER[0], VOCABULARY = 50257 };
 
-int flops_ladder_n(void) {
-    return N_LADDER;
-}
-
 const char *flops_ladder_name(int index) {
     return LADDER[index].name;
 }

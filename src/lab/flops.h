@@ -32,7 +32,6 @@ typedef struct {
 
 /* ---- GPT-3's ladder of sizes, which OPT took over */
 
-int flops_ladder_n(void);
 const char *flops_ladder_name(int index);                /* "1.3B" */
 int flops_ladder_find(const char *name, size_t n_bytes); /* -1: there is none */
 Status flops_ladder_config(int index, int64_t context, ModelConfig *config, Error *error);

@@ -461,11 +461,6 @@ const Parameter *parameter_find(const ParameterTable *table, ParameterRole role,
     return parameter_find_key(table, (ParameterKey){role, block, NO_EXPERT});
 }
 
-const Parameter *parameter_tied_pair(const ParameterTable *table) {
-    const Parameter *tokens = parameter_find(table, ROLE_TOKEN_TABLE, NO_BLOCK);
-    return tokens && tokens->is_tied_pair ? tokens : NULL;
-}
-
 Tensor *parameter_tensor(const ParameterTensors *tensors, ParameterRole role, int block) {
     const Parameter *parameter = parameter_find(tensors->table, role, block);
     return parameter ? tensors->tensor[parameter - tensors->table->parameter] : NULL;

@@ -147,9 +147,6 @@ FlatArray parameters_flat(const ParameterTable *table, Arena *arena);
 const Parameter *parameter_find_key(const ParameterTable *table, ParameterKey key);
 const Parameter *parameter_find(const ParameterTable *table, ParameterRole role, int block);
 
-/* The token table that this rank and the other end of the pipeline keep equal; NULL: there is none. */
-const Parameter *parameter_tied_pair(const ParameterTable *table);
-
 /* The table's tensors in a graph: parts of one flat tensor, in table order. */
 typedef struct {
     Tensor *flat;

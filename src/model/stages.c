@@ -8,7 +8,6 @@
  * Then a stage gives out its blocks to its chunks in the same way. */
 #include "model/stages.h"
 
-#include "base/text/format.h"
 #include "model/model_flops.h"
 
 #include <errno.h>
@@ -358,26 +357,4 @@ const char *stages_text(const Stages *stages, Arena *arena) {
         text = arena_printf(arena, "%s%s%d", text, i ? "," : "", part->end_block - part->first_block);
     }
     return text;
-}
-
-static void print_chunk(const ParameterChunk *part, FILE *stream) {
-    if (part->has_embedding) fprintf(stream, "embedding, ");
-    if (part->end_block - part->first_block == 1) fprintf(stream, "block %d", part->first_block);
-    else fprintf(stream, "blocks %d-%d", part->first_block, part->end_block - 1);
-    if (part->has_head) fprintf(stream, ", head");
-}
-
-void stages_print(const Stages *stages, FILE *stream) {
-    double total = mean_flops(stages) * stages->shape.n_stages;
-    for (int i = 0; i < stages->shape.n_stages; i++) {
-        double bytes = 0.0;
-        fprintf(stream, "stage %d: ", i);
-        for (int chunk = 0; chunk < stages->shape.n_chunks; chunk++) {
-            if (chunk) fprintf(stream, "; ");
-            print_chunk(&stages_chunk(stages, i, chunk)->part, stream);
-            bytes += stages_chunk(stages, i, chunk)->bytes;
-        }
-        fprintf(stream, "; %.1f %% of the FLOPs, about %s\n", 100.0 * stage_flops(stages, i) / total,
-                format_bytes((uint64_t)bytes).text);
-    }
 }

@@ -13,8 +13,6 @@
 #include "model/parameters.h"
 #include "parallel/pipeline/schedule.h"
 
-#include <stdio.h>
-
 typedef struct {
     ScheduleKind schedule; /* says how chunks are placed, and how many micro-batches a stage holds */
     ScheduleShape shape;
@@ -61,8 +59,5 @@ double stages_imbalance(const Stages *stages);
 
 /* As --stages takes it, in the arena. */
 const char *stages_text(const Stages *stages, Arena *arena);
-
-/* One line a stage: its blocks, embedding and head, its share of the FLOPs, its bytes. */
-void stages_print(const Stages *stages, FILE *stream);
 
 #endif

@@ -10,26 +10,16 @@
 
 static const struct {
     const char *name, *meaning;
-    const char *kind, *divides; /* in a sentence: "tensor parallelism, which divides heads and channels" */
-    bool is_available;
 } axes[N_AXES] = {
-    [AXIS_PP] = {"pp", "pipeline: layers", "pipeline", "layers", true},
-    [AXIS_DP] = {"dp", "data: sequences", "data", "sequences", true},
-    [AXIS_CP] = {"cp", "context: positions", "context", "positions", true},
-    [AXIS_EP] = {"ep", "experts", "expert", "experts", true},
-    [AXIS_TP] = {"tp", "tensors: heads and channels", "tensor", "heads and channels", true},
+    [AXIS_PP] = {"pp", "pipeline: layers"},
+    [AXIS_DP] = {"dp", "data: sequences"},
+    [AXIS_CP] = {"cp", "context: positions"},
+    [AXIS_EP] = {"ep", "experts"},
+    [AXIS_TP] = {"tp", "tensors: heads and channels"},
 };
 
 const char *axis_name(Axis axis) {
     return axes[axis].name;
-}
-
-const char *axis_meaning(Axis axis) {
-    return axes[axis].meaning;
-}
-
-bool axis_is_available(Axis axis) {
-    return axes[axis].is_available;
 }
 
 int mesh_n_ranks(const MeshShape *shape) {
@@ -184,12 +174,6 @@ Status mesh_shape_within(const int64_t *sizes, const int64_t *most, int n_ranks,
                          Error *error) {
     int64_t product = 1;
     for (int axis = 0; axis < N_AXES; axis++) {
-        if (sizes[axis] > 1 && !axes[axis].is_available) {
-            return error_user(error,
-                              "--%s %lld: this version has no %s parallelism, which divides %s among ranks; "
-                              "leave it out, and ranks divide the batch",
-                              axes[axis].name, (long long)sizes[axis], axes[axis].kind, axes[axis].divides);
-        }
         if (axis == AXIS_DP && !sizes[axis]) continue;
         if (__builtin_mul_overflow(product, sizes[axis], &product)) product = INT64_MAX / 2;
     }

@@ -22,11 +22,7 @@ typedef enum {
     N_AXES,
 } Axis;
 
-const char *axis_name(Axis axis);    /* "dp" */
-const char *axis_meaning(Axis axis); /* "data: sequences" */
-
-/* Can a run be split along this axis by this version? */
-bool axis_is_available(Axis axis);
+const char *axis_name(Axis axis); /* "dp" */
 
 typedef struct {
     int size[N_AXES];

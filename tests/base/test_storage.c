@@ -151,8 +151,6 @@ static void test_size_arithmetic(void **state) {
     assert_false(int64_multiply(INT64_MAX, 2, &number));
     assert_false(int64_multiply(-1, 2, &number));
     assert_false(int64_multiply(2, -1, &number));
-    assert_false(int64_add(INT64_MAX, 1, &number));
-    assert_false(int64_add(-1, 1, &number));
     assert_int_equal(number, 7);
     assert_true(int64_multiply(INT64_MAX, 1, &number));
     assert_true(number == INT64_MAX);

@@ -308,7 +308,6 @@ static Parameter token_table(const ModelConfig *config, int n_stages, int stage,
     for (int i = 0; i < table.n_parameters; i++) n_tables += table.parameter[i].role == ROLE_TOKEN_TABLE;
     *is_there = found != NULL;
     assert_int_equal(n_tables, found != NULL);
-    assert_ptr_equal(parameter_tied_pair(&table), found && tokens.is_tied_pair ? found : NULL);
     if (found) {
         const FlatPiece *piece = &parameters_pieces(&table, &arena)[found - table.parameter];
         assert_int_equal(piece->chunk, tokens.chunk);

@@ -338,19 +338,16 @@ static void test_printed(void **state) {
     free(text);
 }
 
-/* What is asked for, and whether it can be: every axis on its own is available, and the sizes multiply to the ranks. */
+/* What is asked for, and whether it can be: the sizes multiply to the ranks. */
 static void check_asked(const int64_t *sizes, int n_ranks) {
     MeshShape shape;
     Error error = {0};
-    bool is_available = true;
     int64_t others = 1;
-    for (int axis = 0; axis < N_AXES; axis++) {
-        is_available &= sizes[axis] <= 1 || axis_is_available((Axis)axis);
+    for (int axis = 0; axis < N_AXES; axis++)
         if (axis != AXIS_DP && others <= n_ranks) others *= sizes[axis];
-    }
     bool fits = sizes[AXIS_DP] ? others * sizes[AXIS_DP] == n_ranks : n_ranks % others == 0;
     Status status = mesh_shape(sizes, n_ranks, &shape, &error);
-    if (is_available && fits) {
+    if (fits) {
         assert_int_equal(status, STATUS_OK);
         assert_int_equal(mesh_n_ranks(&shape), n_ranks);
         for (int axis = 0; axis < N_AXES; axis++) {
@@ -435,15 +432,6 @@ static void test_refusals(void **state) {
     assert_refused(
         (int64_t[N_AXES]){9, 0, 1, 1, 1}, 8,
         "--pp 9 does not divide the 8 ranks of this run; start 9 ranks (mpirun -n), or choose --pp 8");
-    for (int axis = 0; axis < N_AXES; axis++) {
-        if (axis_is_available((Axis)axis)) continue;
-        int64_t sizes[N_AXES] = {1, 0, 1, 1, 1};
-        char words[64];
-        sizes[axis] = 2;
-        snprintf(words, sizeof words, "--%s 2: this version has no ", axis_name((Axis)axis));
-        assert_refused(sizes, 2, words);
-        assert_non_null(axis_meaning((Axis)axis));
-    }
 }
 
 /* Of a model of few blocks: no more stages than those, however many ranks there are. */

@@ -91,8 +91,3 @@ Status backend_null_open(Backend *backend, Error *error) {
 NullCounts backend_null_counts(const Backend *backend) {
     return *(const NullCounts *)backend->context;
 }
-
-void backend_null_reset(Backend *backend) {
-    NullCounts *counts = backend->context;
-    *counts = (NullCounts){.allocated_bytes = counts->allocated_bytes, .peak_bytes = counts->allocated_bytes};
-}

@@ -22,10 +22,7 @@ Status backend_null_open(Backend *backend, Error *error);
  * and has its name. */
 Status backend_null_open_as(Backend *backend, const BackendTraits *traits, Error *error);
 
-/* What was counted since it was opened or reset; `backend` must be a null backend. */
+/* What was counted since it was opened; `backend` must be a null backend. */
 NullCounts backend_null_counts(const Backend *backend);
-
-/* Count from 0 again; memory that is held stays counted. */
-void backend_null_reset(Backend *backend);
 
 #endif

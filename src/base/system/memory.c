@@ -214,10 +214,3 @@ bool int64_multiply(int64_t a, int64_t b, int64_t *out) {
     *out = product;
     return true;
 }
-
-bool int64_add(int64_t a, int64_t b, int64_t *out) {
-    int64_t sum;
-    if (a < 0 || b < 0 || __builtin_add_overflow(a, b, &sum)) return false;
-    *out = sum;
-    return true;
-}

@@ -39,10 +39,9 @@ uint64_t memory_available_bytes_under(const char *root);
 uint64_t memory_resident_peak_bytes(void);
 
 /* Products and sums of sizes that come from files or users: false, leaving *out alone, if the result does not
- * fit (for the int64 ones also if an operand is negative: sizes are not). */
+ * fit (for the int64 one also if an operand is negative: sizes are not). */
 bool size_multiply(size_t a, size_t b, size_t *out);
 bool size_add(size_t a, size_t b, size_t *out);
 bool int64_multiply(int64_t a, int64_t b, int64_t *out);
-bool int64_add(int64_t a, int64_t b, int64_t *out);
 
 #endif

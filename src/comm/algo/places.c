@@ -169,11 +169,6 @@ Traffic tree_broadcast_traffic(int place, int n_ranks, int64_t n) {
     return (Traffic){.sent = n_children(place, n_ranks) * n, .received = place ? n : 0};
 }
 
-Traffic tree_reduce_traffic(int place, int n_ranks, int64_t n) {
-    Traffic down = tree_broadcast_traffic(place, n_ranks, n);
-    return (Traffic){.sent = down.received, .received = down.sent};
-}
-
 Traffic tree_scatter_traffic(int place, int n_ranks, const int64_t *border) {
     int64_t branch = border[place_end(place, n_ranks)] - border[place];
     return (Traffic){.sent = branch - (border[place + 1] - border[place]), .received = place ? branch : 0};

@@ -60,7 +60,6 @@ typedef struct {
 } Traffic;
 
 Traffic tree_broadcast_traffic(int place, int n_ranks, int64_t n);
-Traffic tree_reduce_traffic(int place, int n_ranks, int64_t n);
 Traffic tree_scatter_traffic(int place, int n_ranks, const int64_t *border);
 Traffic tree_gather_traffic(int place, int n_ranks, const int64_t *border);
 Traffic halving_traffic(int place, int n_ranks, const int64_t *border);

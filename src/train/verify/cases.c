@@ -356,7 +356,7 @@ static void add_meshes(CaseList *list, VerifyCase *layout, int axis, int n_left)
         return;
     }
     for (int size = 1; size <= n_left; size++) {
-        if (n_left % size || (size > 1 && !axis_is_available((Axis)axis))) continue;
+        if (n_left % size) continue;
         layout->shape.size[axis] = size;
         add_meshes(list, layout, axis + 1, n_left / size);
     }
