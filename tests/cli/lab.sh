@@ -141,3 +141,20 @@ grep -Eq 'At .* FLOPs (none|switch|expert-choice) has learned m' out || fail "no
 (($(grep -c '<rect' mixed/experts-load.svg) > 20)) || fail "no picture of loads"
 [[ $(grep -c '^# series' mixed/experts-loss.dat) == 3 && -s mixed/experts-time.dat ]] || fail "$(head mixed/experts-loss.dat)"
 [[ -z $(find mixed -mindepth 1 -type d) ]] || fail "runs are left behind: $(ls mixed)"
+
+# A study that is told to stop ends its run, and leaves nothing of it.
+stopped() {
+    "$PGPT" lab "$@" --threads 1 --out stopped -- --layers 2 --heads 2 --channels 16 --context 16 --batch 2 >out 2>err &
+    local job=$! run code=0
+    for _ in {1..600}; do
+        run=$(tr -d " " <"/proc/$job/task/$job/children")
+        [[ -n $run ]] && grep -q 1000000 "/proc/$run/cmdline" && break
+        sleep 0.1
+    done
+    kill -TERM "$job"
+    wait "$job" || code=$?
+    [[ $code == 1 && $(cat err) == *interrupted* && ! -e stopped ]] || fail "exit $code after a signal: $(cat err; ls -a stopped)"
+    ! kill -0 "$run" 2>/dev/null || fail "the run goes on without us"
+}
+stopped experts --ways dense --steps 1000000
+stopped attention --patterns dense --sequences 64 --heads 1 --repeats 1 --train-patterns dense --steps 1000000

@@ -13,6 +13,7 @@
 #include "lab/curves/curves.h"
 #include "lab/launch/launch_child.h"
 #include "lab/picture/machine_note.h"
+#include "run/interrupt.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -231,9 +232,11 @@ static Status train_all(Study *study, Error *error) {
     RunFolder folder = {0};
     if (!study->trained.n) return STATUS_OK;
     TRY(launcher_open_alone(&launcher, error));
+    interrupt_watch();
     run_folder_make(&folder, study->output.folder, error);
     for (int i = 0; i < study->trained.n && error->status == STATUS_OK; i++)
         train(study, &launcher, folder.path, i, error);
+    interrupt_ignore();
     run_folder_remove(&folder);
     launcher_close(&launcher);
     return error->status;

@@ -9,6 +9,7 @@
 #include "device/device.h"
 #include "job/train_run.h"
 #include "lab/launch/launch_child.h"
+#include "run/interrupt.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -210,9 +211,11 @@ static Status train_all(ExpertsStudy *study, Error *error) {
     Runs runs = {0};
     double flops = 0.0;
     TRY(launcher_open_alone(&runs.launcher, error));
+    interrupt_watch();
     run_folder_make(&runs.folder, study->output.folder, error);
     for (int i = 0; i < study->n_ways && error->status == STATUS_OK; i++)
         train_way(study, &runs, i, &flops, error);
+    interrupt_ignore();
     run_folder_remove(&runs.folder);
     launcher_close(&runs.launcher);
     return error->status;

@@ -5,6 +5,7 @@
 
 #include "lab/launch/launch_child.h"
 #include "lab/launch/launcher.h"
+#include "run/interrupt.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -85,6 +86,7 @@ Status plan_measure(const PlanRun *plan, const PlanTuning *tuning, int n, const 
     int n_done = 0;
     if (plan->n_ranks > 1) TRY(launcher_open(&launcher, "", error));
     else TRY(launcher_open_alone(&launcher, error));
+    interrupt_watch();
     printf("\n%3s %12s %12s %8s\n", "", "predicted", "measured", "error");
     for (int i = 0; i < n && i < tuning->n_best && error->status == STATUS_OK; i++) {
         double seconds = 0.0, said = tuning->best[i].seconds;
@@ -94,6 +96,7 @@ Status plan_measure(const PlanRun *plan, const PlanTuning *tuning, int n, const 
         sum += log(seconds / said);
         n_done++;
     }
+    interrupt_ignore();
     launcher_close(&launcher);
     if (error->status != STATUS_OK || !n_done) return error->status;
     if (!*folder) {
