@@ -54,7 +54,7 @@ typedef struct {
 /* Read the words of the command line, open the device, and say what every layout is trained with. */
 Status verify_read_options(Verify *run, int n_words, char *const *words, Error *error);
 
-/* What is said: in front of all layouts, while one is trained, behind each, behind all of a mesh, and at the end. */
+/* What is said: before all layouts, while one is trained, after each, after all of a mesh, and at the end. */
 void verify_say_beginning(const Verify *run);
 void verify_show_progress(Verify *run, int i);
 void verify_say_case(Verify *run, const VerifyCase *layout, const VerifyResult *result);

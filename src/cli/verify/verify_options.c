@@ -1,4 +1,4 @@
-/* The options of pgpt verify: the models that are trained, how far layouts may deviate, what goes with what. */
+/* The options of pgpt verify: models that are trained, how far layouts may deviate, what goes with what. */
 #include "cli/verify/verify_call.h"
 
 #include <math.h>
