@@ -165,10 +165,11 @@ void train_say_plan(const TrainRun *run) {
              format_count((double)dataset_n_tokens(run->source.dataset, DATASET_TRAIN)).text,
              format_count((double)dataset_n_tokens(run->source.dataset, DATASET_VALIDATION)).text,
              tokenizer_n_vocabulary(run->source.tokenizer), tokenizer_kind(run->source.tokenizer));
-    log_note(&run->log, "memory %s: activations %s (sharing saved %s), %d threads; %s a step (standard: %s)",
+    log_note(&run->log, "memory %s: activations %s (sharing saved %s), %s; %s a step (standard: %s)",
              format_bytes(trainer_planned_bytes(&run->trainer)).text,
              format_bytes(plan->bytes[PLACE_ACTIVATION]).text,
-             format_bytes(plan->unshared_bytes - plan->bytes[PLACE_ACTIVATION]).text, run->backend.n_threads,
+             format_bytes(plan->unshared_bytes - plan->bytes[PLACE_ACTIVATION]).text,
+             format_things(run->backend.n_threads, "thread").text,
              format_rate(trainer_flops(&run->trainer), "FLOP").text,
              format_rate(trainer_standard_flops(&run->trainer), "FLOP").text);
     const Mesh *mesh = &run->mesh;

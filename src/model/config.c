@@ -61,7 +61,7 @@ const OptionSpec model_option_specs[] = {
     OPTION_STRING(
         "model", ModelConfig, preset, "nano", "NAME",
         "sizes to start from: nano, mini, gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt3-xl, gpt3-13b, "
-        "gpt3-175b, or with experts moe-mini, gpt2-moe-8x; each of the options below overrides its part",
+        "gpt3-175b, 1t, or with experts moe-mini, gpt2-moe-8x; each of the options below overrides its part",
         .flags = OPTION_FIXED),
     OPTION_INT("layers", ModelConfig, n_layers, 4, 1, 1000, "transformer blocks", .flags = OPTION_FIXED),
     OPTION_INT("heads", ModelConfig, n_heads, 4, 1, LARGEST, "attention heads; must divide the channels",

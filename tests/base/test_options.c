@@ -180,6 +180,14 @@ static void test_refused(void **state) {
                    "--steps wants a whole number between 1 and 1000000000, but the option --lr follows",
                    "--steps", "--lr", "1");
     ASSERT_REFUSED(command, "--seed wants a whole number, got 'x'", "--seed", "x");
+    ASSERT_REFUSED(command,
+                   "--seed wants a whole number, got '9223372036854775808', which is more than 64 bits hold; "
+                   "give at most 9223372036854775807",
+                   "--seed", "9223372036854775808");
+    ASSERT_REFUSED(
+        command,
+        "--seed wants a whole number, got '1e30', which is more than 64 bits hold; give at most 9223372036854775807",
+        "--seed=1e30");
     ASSERT_REFUSED(command, "--lr wants a number above 0 and at most 10, got '0'", "--lr", "0");
     ASSERT_REFUSED(command, "--dropout wants a number of at least 0 and below 1, got '1'", "--dropout", "1");
     ASSERT_REFUSED(command, "--weight-decay wants a number, got 'nan'", "--weight-decay", "nan");

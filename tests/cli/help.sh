@@ -34,6 +34,13 @@ for option in model batch micro-batch sequence recompute steps tokens samples ru
     grep -Eq -- "--(\[no-\])?$option\b" bench.help || fail "--$option is not in pgpt bench --help"
 done
 
+# Every preset that --model takes is in its help.
+refused '/choose one of nano, /' train --model nosuch
+tr -s ' \n' ' ' <train.help >flat
+while read -r preset; do
+    grep -Eq -- '--model NAME sizes to start from: [^;]*\b'"$preset"'[,;]' flat || fail "--model $preset is not in pgpt train --help"
+done < <(sed 's/.*choose one of //; s/, /\n/g' "$SCRATCH/err")
+
 pgpt man
 cp out pgpt.1
 sed 's/\\-/-/g' pgpt.1 >manual

@@ -166,8 +166,11 @@ static bool float_in_range(const OptionSpec *spec, double value) {
 }
 
 /* What to say of a number that is right but for this; otherwise "". */
-static const char *float_loss(const OptionSpec *spec, const char *text) {
+static const char *number_loss(const OptionSpec *spec, const char *text) {
     double value;
+    if (spec->type == OPTION_TYPE_INT && spec->int_max == INT64_MAX && read_float(text, &value) &&
+        value >= 0x1p63)
+        return ", which is more than 64 bits hold; give at most 9223372036854775807";
     if (spec->type != OPTION_TYPE_FLOAT || !read_float(text, &value)) return "";
     if (vanishes(text, value) && !(spec->flags & OPTION_F32))
         return float_is_allowed(spec, 0.0)
@@ -225,7 +228,7 @@ Status option_parse(const OptionSpec *spec, const char *shown, const char *text,
     if (parse_into(spec, text, field, arena)) return STATUS_OK;
     Arena scratch = {0};
     const char *meant = meant_by(spec, text, &scratch);
-    const char *lost = float_loss(spec, text);
+    const char *lost = number_loss(spec, text);
     error_user(error, "%s wants %s, got '%s'%s%s%s%s", shown, option_wants(spec, &scratch),
                plain_value(text).text, lost, meant ? "; did you mean " : "", meant ? meant : "",
                meant ? "?" : "");
