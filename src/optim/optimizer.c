@@ -375,7 +375,7 @@ static void record_checked(const Updates *updates, Tensor *total) {
     op_zero(graph, nothing);
     op_clip_scaled(graph, nothing, updates->loss_scale, updates->tensors->assumed, norm, clip);
     KeptState state = keep_state(updates);
-    updates_record_all(updates, updates->tensors->assumed);
+    updates_record_all(updates, updates->loss_scale ? updates->tensors->assumed : NULL); /* else it is 1 */
     if (slices->record_end) slices->record_end(slices->context, graph);
 
     graph->section = SECTION_CHECK;
