@@ -13,7 +13,8 @@ void *executor_address_in(const Executor *executor, const Tensor *tensor, int fr
     const Tensor *root = tensor_root((Tensor *)tensor);
     char *base = executor->memory->base[root->place];
     if (!base) return NULL;
-    if (root->twin && executor->are_swapped) return base + root->twin->offset + (tensor->offset - root->offset);
+    if (root->twin && executor->are_swapped)
+        return base + root->twin->offset + (tensor->offset - root->offset);
     if (!place_is_framed(root->place)) return base + tensor->offset;
     const ChunkPlan *chunk = &executor->program->plan.chunk[root->chunk];
     return base + chunk->base[root->place] + (size_t)frame * chunk->bytes[root->place] + tensor->offset;

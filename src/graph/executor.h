@@ -78,7 +78,7 @@ typedef struct {
     bool *is_made_late;
     KernelCall late_call; /* the last of these, made when it is run */
     bool are_swapped;     /* twins are in each other's place */
-    BackendSpan *events;      /* one a node, around those that run beside others; NULL where nothing does */
+    BackendSpan *events;  /* one a node, around those that run beside others; NULL where nothing does */
     uint64_t phase_ns[N_PHASES]; /* ask executor_phase_ns */
     bool times_instructions;     /* wait for each: for executor_print_times on a device behind the host */
     SectionTime pending[EXECUTOR_MAX_PENDING];

@@ -21,8 +21,8 @@ typedef struct {
 
 typedef struct {
     Graph *graph;
-    bool is_checked; /* the update goes first */
-    bool hides;      /* and its pieces may be made in the backward */
+    bool is_checked;   /* the update goes first */
+    bool hides;        /* and its pieces may be made in the backward */
     const Node **copy; /* of weights, in the update */
     int n_copies;
     KeptElements *kept;

@@ -164,8 +164,7 @@ Status train_step_undo(TrainStep *step, Error *error) {
 
 /* After a few steps that were not clipped the next one will hardly be. */
 static void expect_norm(TrainStep *step) {
-    if (step->goes_ahead)
-        step->regimes = step->n_unclipped >= STEP_UNCLIPPED_BEFORE ? REGIME_AHEAD : 0;
+    if (step->goes_ahead) step->regimes = step->n_unclipped >= STEP_UNCLIPPED_BEFORE ? REGIME_AHEAD : 0;
 }
 
 /* Of a step that did not begin its update in the backward it is made here, behind the norm. */
