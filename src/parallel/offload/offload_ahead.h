@@ -47,7 +47,8 @@ Tensor *offload_ahead_target(OffloadAhead *ahead, Tensor *home, Section section)
 /* In front of the update of n of these weights, in the backward. */
 void offload_ahead_keep(OffloadAhead *ahead, const Tensor *weights, int64_t first, int64_t n);
 
-/* A copy of weights, in its place: what was not kept before. False: the node is none, or all of it is left. */
+/* A copy of weights, in its place: what was not kept before. False: the node is none, or all of it is
+ * left. */
 bool offload_ahead_take(OffloadAhead *ahead, const Node *node);
 
 #endif
