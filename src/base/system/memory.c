@@ -71,6 +71,7 @@ static void *touch(void *argument) {
     enum { PAGE = 4096 };
     for (size_t at = 0; at < part->n_bytes; at += PAGE) {
         volatile unsigned char *byte = part->start + at;
+        /* cppcheck-suppress selfAssignment */
         *byte = *byte;
     }
     return NULL;
@@ -83,6 +84,7 @@ void memory_touch(void *memory, size_t n_bytes) {
     size_t n_pages = (n_bytes + HUGE_PAGE_BYTES - 1) / HUGE_PAGE_BYTES, n = (size_t)cores_usable();
     if (n > MOST) n = MOST;
     if (n > n_pages) n = n_pages;
+    if (n < 1) n = 1;
     for (size_t i = 0; i < n; i++) {
         size_t first = n_pages * i / n * HUGE_PAGE_BYTES, end = n_pages * (i + 1) / n * HUGE_PAGE_BYTES;
         part[i] = (Touched){.start = (unsigned char *)memory + first, .n_bytes = end - first};
