@@ -20,16 +20,14 @@
  * With context parallelism a rank has some positions of every sequence (gpt_rows), and attention alone knows
  * of the others. With expert parallelism it has some of the experts of each block that has any. */
 typedef struct {
-    Comm *tp;          /* NULL: alone */
-    TensorStyle style; /* TENSOR_ROW: each linear layer by its inputs, the rest whole on every rank */
-    bool by_sequence;  /* sequence parallelism, along tp; not with TENSOR_ROW */
+    Comm *tp, *cp, *ep; /* NULL: alone */
+    TensorStyle style;  /* TENSOR_ROW: each linear layer by its inputs, the rest whole on every rank */
+    ContextStyle context;
     /* Parts of a micro-batch, by sequences, that take turns: the messages of one (of tp, and of ep) travel
      * while the next is computed. At most one a sequence; 0 is 1. Not with TENSOR_ROW, nor in a pipeline. */
     int n_parts;
-    bool by_block; /* the parts meet after every block */
-    Comm *cp;      /* NULL: alone */
-    ContextStyle context;
-    Comm *ep; /* NULL: alone */
+    bool by_block;    /* the parts meet after every block */
+    bool by_sequence; /* sequence parallelism, along tp; not with TENSOR_ROW */
     /* Of ep: every rank has the same rows, makes the part of their result that its experts are for, and the
      * parts are summed; else each has rows of its own, which go to where their experts are. */
     bool has_same_rows;

@@ -30,9 +30,9 @@ typedef enum {
     N_DEVICE_TRACKS,
 } DeviceTrack;
 
-/* *times is NULL where the backend has no events. */
-Status device_times_open(DeviceTimes **times, const Backend *backend, Error *error);
-void device_times_close(DeviceTimes **times); /* also NULL */
+/* *opened is NULL where the backend has no events. */
+Status device_times_open(DeviceTimes **opened, const Backend *backend, Error *error);
+void device_times_close(DeviceTimes **opened); /* also NULL */
 
 /* Whose recorder it is; NULL: nobody's. */
 void device_times_watch(DeviceTimes *times, Activity *activity);
