@@ -69,7 +69,8 @@ done
 
 # Sums are counted round, so that a stage that has only a few has one of them left out too; those of experts that no other rank has
 # are none.
-for words in '4 --break 5 --sample 30' '6 --break 3 --sample 20' '2 --experts 5 --shared-experts 1 --break 4 --sample 20'; do
+for words in '4 --break 5 --sample 30' '6 --break 3 --sample 20' '2 --experts 5 --shared-experts 1 --break 4 --sample 20' \
+    '4 --heads 10 --kv-heads 5 --only tp --break 3 --sample 20'; do
     code=0
     # shellcheck disable=SC2086 # several words
     limit=60 ranks_apart ${words%% *} "${small[@]}" --steps 2 ${words#* } || code=$?
