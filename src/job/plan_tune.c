@@ -145,10 +145,10 @@ static Status refuse(const Search *search, const PlanTuning *tuning, Error *erro
     const Machine *machine = &search->plan->machine.machine;
     if (!tuning->n_layouts)
         return error_user(
-            error,
-            "no layout of %s on %d devices can be with what is given; leave out sizes of axes, or give "
-            "another --gpus",
-            search->plan->train.values.model.preset, search->n_ranks);
+            error, "no layout of %s on %d device%s can be with what is given; leave out sizes of axes, or %s",
+            search->plan->train.values.model.preset, search->n_ranks, search->n_ranks == 1 ? "" : "s",
+            search->plan->train.launch->world.size > 1 ? "start another number of ranks (mpirun -n)"
+                                                       : "give another --gpus");
     double least = tuning->least.bytes, ratio = least / (double)search->usable;
     return error_user(
         error,

@@ -23,7 +23,15 @@ static Status refuse_ignored(const TrainRun *run, Error *error) {
 static Status check_alone(TrainRun *run, Error *error) {
     if (run->async.sync == SYNC_EXACT || run->shape.size[AXIS_DP] > 1) return STATUS_OK;
     const char *name = sync_names[run->async.sync];
-    if (options_source(&run->options, "sync") == OPTION_FROM_COMMAND) {
+    bool is_given = options_source(&run->options, "sync") == OPTION_FROM_COMMAND;
+    for (int axis = 0; axis < N_AXES && is_given; axis++) {
+        if (run->shape.size[axis] == 1) continue;
+        return error_user(error,
+                          "--sync %s is of ranks that have a whole model each, and --%s %d divides one "
+                          "among them; leave one out",
+                          name, axis_name((Axis)axis), run->shape.size[axis]);
+    }
+    if (is_given) {
         return error_user(
             error, "--sync %s is for several ranks; start them with mpirun -n 4, or leave it out", name);
     }

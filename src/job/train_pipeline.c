@@ -2,7 +2,9 @@
  * micro-batches. */
 #include "job/train_run.h"
 
+#include "base/divisor.h"
 #include "train/model_mesh.h"
+#include "train/options.h"
 
 #include <stdlib.h>
 
@@ -31,10 +33,10 @@ static int64_t chosen_micro_batch(const TrainRun *run) {
     int64_t batch = run->values.train.batch, share = micro_batches(run, 1);
     int64_t wanted = (int64_t)MICRO_BATCHES_A_STAGE * run->layout.n_stages;
     if (wanted > share) wanted = share;
-    for (int64_t size = share; size > 1; size--) {
+    for (int64_t size = divisor_at_most(batch, share); size > 1; size = divisor_at_most(batch, size - 1)) {
         Error none = {0};
         ScheduleShape shape = shape_of(run, size);
-        if (batch % size == 0 && shape.n_micro_batches >= wanted &&
+        if (shape.n_micro_batches >= wanted &&
             schedule_check_shape(run->layout.kind, &shape, &none) == STATUS_OK)
             return size;
     }
@@ -104,11 +106,12 @@ static Status parse_recompute(TrainRun *run, Error *error) {
     enum { MOST = 1000 };
     const char *text = run->values.parallel.recompute, *at = text;
     int n_stages = run->layout.n_stages, n = 0;
+    char all[24];
     if (run->values.train.recompute)
         return error_user(error,
-                          "--recompute-stages %s says of each stage what --recompute %lld says of "
+                          "--recompute-stages %s says of each stage what --recompute %s says of "
                           "all; give one of them",
-                          text, (long long)run->values.train.recompute);
+                          text, recompute_text(run->values.train.recompute, all, sizeof all));
     run->recompute = ARENA_ARRAY(&run->options.arena, int64_t, n_stages);
     for (bool is_more = true; is_more; n++) {
         char *end;
@@ -128,12 +131,27 @@ static Status parse_recompute(TrainRun *run, Error *error) {
     return STATUS_OK;
 }
 
+/* More than lists of actions may have: the smallest micro-batch that is large enough. */
+static Status check_micro_batches(const TrainRun *run, Error *error) {
+    const TrainOptions *train = &run->values.train;
+    int64_t share = micro_batches(run, 1), most = SCHEDULE_MAX_MICRO_BATCHES / run->layout.n_chunks;
+    if (micro_batches(run, train->micro_batch) <= most) return STATUS_OK;
+    return error_user(
+        error,
+        "--micro-batch %lld cuts the %lld sequences of a rank into more than the %lld micro-batches that a "
+        "pipeline%s can have; raise it to %lld, or lower --batch",
+        (long long)train->micro_batch, (long long)share, (long long)most,
+        run->layout.n_chunks > 1 ? " of so many chunks" : "",
+        (long long)divisor_at_least(train->batch, (share + most - 1) / most));
+}
+
 Status train_pipeline_complete(TrainRun *run, Error *error) {
     const TrainOptions *train = &run->values.train;
     const char *text = run->values.parallel.stages;
     if (!train_has_pipeline(run)) return STATUS_OK;
     ScheduleShape shape = shape_of(run, train->micro_batch);
     TRY(check_others(run, error));
+    TRY(check_micro_batches(run, error));
     if (*run->values.parallel.recompute) TRY(parse_recompute(run, error));
     TRY(schedule_check_shape(run->layout.kind, &shape, error));
     StagesOptions options = {.schedule = run->layout.kind,

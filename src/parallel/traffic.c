@@ -12,6 +12,7 @@
 
 const char *traffic_kind_name(int kind) {
     if (kind == TRAFFIC_SCALARS) return "scalar sum";
+    if (kind == TRAFFIC_SHIFTS) return "shift";
     return kind == TRAFFIC_MESSAGES ? "messages" : comm_kind_name((CommKind)kind);
 }
 
@@ -77,13 +78,18 @@ void traffic_count_sent(const Comm *comm, int kind, const MeshShape *shape, cons
     count_sent(comm, kind, 1, shape, hosts, traffic);
 }
 
+int traffic_kind(const Node *communication) {
+    const CommAttributes *attributes = communication->attributes;
+    if (communication->op == &OP_SCALAR_SUM) return TRAFFIC_SCALARS;
+    if (communication->op == &OP_SHIFT) return TRAFFIC_SHIFTS;
+    return attributes->operation.kind == COMM_BARRIER ? TRAFFIC_MESSAGES : (int)attributes->operation.kind;
+}
+
 /* -1: a wait, or whatever else sends nothing. */
 static int kind_of(const Node *node) {
-    const CommAttributes *attributes = node->attributes;
     if (node->phase != PHASE_COMMUNICATION || op_cost(node).bytes <= 0.0)
         return -1; /* or it moves to a host */
-    if (node->op == &OP_SCALAR_SUM) return TRAFFIC_SCALARS;
-    return attributes->operation.kind == COMM_BARRIER ? TRAFFIC_MESSAGES : (int)attributes->operation.kind;
+    return traffic_kind(node);
 }
 
 Status traffic_count(const Program *program, const MeshShape *shape, const char *const *hosts,

@@ -14,10 +14,12 @@
 #include "graph/program.h"
 #include "parallel/mesh.h"
 
-/* What sends: a collective, a sum of one number, or messages between two ranks. */
-enum { TRAFFIC_SCALARS = N_COMM_KINDS, TRAFFIC_MESSAGES, N_TRAFFIC_KINDS };
+/* What sends: a collective (a CommKind), a sum of one number, messages between two ranks, or a step of
+ * something round a ring, from each rank to one other. */
+enum { TRAFFIC_SCALARS = N_COMM_KINDS, TRAFFIC_MESSAGES, TRAFFIC_SHIFTS, N_TRAFFIC_KINDS };
 
-const char *traffic_kind_name(int kind); /* "all-gather", "scalar sum", "messages" */
+const char *traffic_kind_name(int kind);     /* "all-gather", "scalar sum", "messages", "shift" */
+int traffic_kind(const Node *communication); /* of a node that sends */
 
 /* Along a set of axes: bit `axis` is set where coordinates differ. */
 enum { N_TRAFFIC_AXES = 1 << N_AXES, TRAFFIC_TEXT = 32 };

@@ -9,6 +9,7 @@
  * parameters alone do not, is not planned at all: models that are far too large get their answer at once. */
 #include "plan/advice.h"
 
+#include "base/divisor.h"
 #include "base/text/format.h"
 #include "graph/passes/recompute.h"
 #include "train/options.h"
@@ -33,23 +34,13 @@ static bool same_choice(const MemoryChoice *a, const MemoryChoice *b) {
 
 /* ---- the micro-batches */
 
-static int64_t largest_divisor(int64_t n, int64_t most) {
-    int64_t best = 1;
-    for (int64_t d = 1; d <= n / d; d++) { /* in pairs */
-        if (n % d != 0) continue;
-        if (d <= most && d > best) best = d;
-        if (n / d <= most && n / d > best) best = n / d;
-    }
-    return best;
-}
-
 /* The present one, and what halving it again and again comes to; a micro-batch must divide the batch. */
 static void list_levels(Search *search) {
     const MemoryChoice *present = &search->question->present;
     search->level[search->n_levels++] = present->micro_batch;
     for (int64_t most = present->micro_batch / 2; most >= 1 && search->n_levels < MOST_LEVELS; most /= 2) {
         int64_t divisor =
-            search->question->has_one_micro_batch ? most : largest_divisor(present->batch, most);
+            search->question->has_one_micro_batch ? most : divisor_at_most(present->batch, most);
         if (divisor < search->level[search->n_levels - 1]) search->level[search->n_levels++] = divisor;
     }
 }

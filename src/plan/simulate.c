@@ -15,7 +15,7 @@
 /* ---- Communication nodes */
 
 typedef struct {
-    int kind; /* as traffic.h counts: a CommKind, TRAFFIC_SCALARS or TRAFFIC_MESSAGES; -1: it sends nothing */
+    int kind;               /* as traffic.h counts; -1: it sends nothing */
     bool is_between_stages; /* a pipeline's: what it takes is the schedule's business */
     bool is_blocking;
     const PlannedGroup *group;
@@ -37,23 +37,22 @@ static CommWork work_of(const Node *node) {
     } else if (op_cost(node).bytes <= 0.0) return work;
     work.group = planned_group(attributes->comm);
     work.is_blocking = node->op == &OP_SCALAR_SUM || node->op == &OP_BROADCAST;
-    if (node->op == &OP_SCALAR_SUM) work.kind = TRAFFIC_SCALARS;
-    else if (attributes->operation.kind == COMM_BARRIER) work.kind = TRAFFIC_MESSAGES;
-    else work.kind = (int)attributes->operation.kind;
+    work.kind = traffic_kind(node);
     if (work.kind == TRAFFIC_MESSAGES)
         work.n_bytes = node->n_inputs ? (double)tensor_bytes(node->input[0]) : 0.0;
-    else if (work.kind == COMM_ALL_TO_ALL) work.n_bytes = op_cost(node).bytes / 2.0;
+    else if (work.kind == COMM_ALL_TO_ALL || work.kind == TRAFFIC_SHIFTS)
+        work.n_bytes = op_cost(node).bytes / 2.0;
     else if (node->n_outputs) work.n_bytes = (double)tensor_bytes(node->output[0]);
     else work.n_bytes = (double)tensor_bytes(node->input[0]);
     return work;
 }
 
 /* Until it is done; *of_core: what it takes of that from a core that computes beside it. */
-static double work_seconds(const Links *links, const Node *node, const CommWork *work, double *of_core) {
+static double work_seconds(const Links *links, const CommWork *work, double *of_core) {
     GroupPlace place = links_place(links, work->group);
     *of_core = 0.0;
     if (work->kind < 0 || work->is_between_stages) return 0.0;
-    if (work->kind == TRAFFIC_MESSAGES || node->op == &OP_SHIFT)
+    if (work->kind == TRAFFIC_MESSAGES || work->kind == TRAFFIC_SHIFTS)
         return *of_core = links_message_seconds(links, work->n_bytes, &place);
     CommKind kind = work->kind == TRAFFIC_SCALARS ? COMM_ALL_REDUCE : (CommKind)work->kind;
     *of_core = links_work_seconds(links, kind, work->n_bytes, &place);
@@ -63,7 +62,7 @@ static double work_seconds(const Links *links, const Node *node, const CommWork 
 double simulate_comm_seconds(const Links *links, const Node *node) {
     CommWork work = work_of(node);
     double of_core;
-    return work_seconds(links, node, &work, &of_core);
+    return work_seconds(links, &work, &of_core);
 }
 
 /* ---- A part */
@@ -105,7 +104,7 @@ static int comm_lane(PartClock *clock, const Comm *comm) {
 static void communicate(PartClock *clock, const Node *node, const CommWork *work) {
     const StepSimulator *simulator = clock->simulator;
     const CommAttributes *attributes = node->attributes;
-    double of_core, now = clock->lane[0], seconds = work_seconds(simulator->links, node, work, &of_core);
+    double of_core, now = clock->lane[0], seconds = work_seconds(simulator->links, work, &of_core);
     if (seconds <= 0.0) return;
     GroupPlace place = links_place(simulator->links, work->group);
     int lane = comm_lane(clock, attributes->comm);
@@ -478,7 +477,7 @@ static int axes_of(const PlannedGroup *group, const MeshShape *shape) {
 }
 
 static SentCount sent_by(const Node *node, const CommWork *work) {
-    if (work->kind == TRAFFIC_MESSAGES || node->op == &OP_SHIFT)
+    if (work->kind == TRAFFIC_MESSAGES || work->kind == TRAFFIC_SHIFTS)
         return (SentCount){work->n_bytes > 0.0 ? 1.0 : 0.0, work->n_bytes};
     const Comm *comm = ((const CommAttributes *)node->attributes)->comm;
     CommKind kind = work->kind == TRAFFIC_SCALARS ? COMM_ALL_REDUCE : (CommKind)work->kind;

@@ -331,13 +331,21 @@ static void free_watchdog(Watchdog *watchdog) {
     free(watchdog);
 }
 
-/* Have all others of this host come to their end? */
+bool watchdog_is_stopped(const Watchdog *watchdog, int rank) {
+    const Peer *peer = &watchdog->peer[rank];
+    return rank != watchdog->rank && peer->is_near &&
+           process_state(peer->identity.process) == PROCESS_STOPPED;
+}
+
+/* Have all others of this host come to their end? One that is stopped on its way out has not, though its
+ * notice is gone. */
 static bool have_others_left(const Watchdog *watchdog) {
     for (int rank = 0; rank < watchdog->size; rank++) {
         RankNotice notice;
         if (rank != watchdog->rank && watchdog->peer[rank].is_near &&
             notice_read(watchdog->options.run, rank, &notice) && !notice.has_failed)
             return false;
+        if (watchdog_is_stopped(watchdog, rank)) return false;
     }
     return true;
 }

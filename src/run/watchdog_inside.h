@@ -53,6 +53,9 @@ bool watchdog_waits(const Watchdog *watchdog);
 /* Has a rank not been heard of for so long that it must be stopped? */
 bool watchdog_is_silent(const Watchdog *watchdog, int rank);
 
+/* Is it a process of this host that somebody has stopped? */
+bool watchdog_is_stopped(const Watchdog *watchdog, int rank);
+
 /* Who is to blame, and where each rank is. `gone`: the rank that is gone; -1: nothing moves. */
 void watchdog_report(const Watchdog *watchdog, int gone);
 

@@ -18,6 +18,8 @@ static void write_place(const Watchdog *watchdog, const Peer *peer, int rank, FI
     if (rank == watchdog->rank) {
         char text[1024];
         fprintf(stream, "%s\n", watchdog_describe(watchdog, text, sizeof text));
+    } else if (peer->is_ended && watchdog_is_stopped(watchdog, rank)) {
+        fprintf(stream, "stopped at the end of the run\n");
     } else if (peer->is_ended && !peer->notice.has_failed) {
         fprintf(stream, "has finished\n");
     } else if (!peer->has_notice) {
@@ -54,6 +56,13 @@ static void write_suspects(const Watchdog *watchdog, FILE *stream) {
             format_duration(timer_seconds_since(watchdog->moved_ns)).text, watchdog->rank,
             watchdog->options.timeout_seconds);
     int n_silent = 0, n_busy = 0;
+    for (int rank = 0; rank < watchdog->size; rank++) {
+        const Peer *peer = &watchdog->peer[rank];
+        if (!peer->is_ended || !watchdog_is_stopped(watchdog, rank)) continue;
+        n_silent++;
+        fprintf(stream, "pgpt: rank %d (%s, process %lld) is stopped\n", rank, peer->identity.host,
+                (long long)peer->identity.process);
+    }
     for (int rank = 0; rank < watchdog->size; rank++) {
         if (!watchdog_is_silent(watchdog, rank)) continue;
         n_silent++;

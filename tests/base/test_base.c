@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "base/arena.h"
+#include "base/divisor.h"
 #include "base/error.h"
 #include "base/random.h"
 #include "base/text/format.h"
@@ -220,8 +221,30 @@ static void test_random_permute(void **state) {
     }
 }
 
+/* ---- Divisors */
+
+static void test_divisors(void **state) {
+    (void)state;
+    for (int64_t n = 1; n <= 200; n++) {
+        for (int64_t wanted = 1; wanted <= 210; wanted++) {
+            int64_t below = wanted < n ? wanted : n, above = wanted < n ? wanted : n;
+            while (n % below) below--;
+            while (n % above) above++;
+            assert_int_equal(divisor_at_most(n, wanted), below);
+            if (wanted <= n) assert_int_equal(divisor_at_least(n, wanted), above);
+        }
+    }
+    char text[96];
+    assert_string_equal(divisor_advice("--micro-batch", 5, 24, text, sizeof text),
+                        "choose --micro-batch 4 or --micro-batch 6");
+    assert_string_equal(divisor_advice("--micro-batch", 30, 24, text, sizeof text),
+                        "choose --micro-batch 24");
+    assert_int_equal(divisor_at_least(1 << 30, 1025), 2048);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_divisors),
         cmocka_unit_test(test_format_bytes),
         cmocka_unit_test(test_format_count_and_rate),
         cmocka_unit_test(test_format_things),

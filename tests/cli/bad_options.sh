@@ -36,8 +36,8 @@ no '/--heads 32 does not divide --channels 16;/' --heads 32
 no '/--kv-heads 3 does not divide --heads 2;/' --kv-heads 3
 no '/rotary.*even/' --channels 6 --position rotary
 no '/--sequence 17 is longer than --context 16;/' --sequence 17
-no '/--micro-batch 3 does not divide --batch 4;/' --micro-batch 3
-no '/--micro-batch 8 does not divide --batch 4;/' --micro-batch 8
+no '/--micro-batch 3 does not divide --batch 4; choose --micro-batch 2 or --micro-batch 4, or change --batch$/' --micro-batch 3
+no '/--micro-batch 8 does not divide --batch 4; choose --micro-batch 4, or change --batch$/' --micro-batch 8
 no '/--lr-min/' --lr-min 0.5
 no '/--eager-update.*--clip 0/' --eager-update
 no '/--eager-update.*--micro-batch/' --eager-update --clip 0 --micro-batch 2

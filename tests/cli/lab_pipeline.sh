@@ -111,6 +111,7 @@ refused '/1f1b twice/' lab pipeline --quick --schedule 1f1b,1f1b
 refused '/--schedule all stands by itself/' lab pipeline --quick --schedule 1f1b,all
 refused "/there is no ''/" lab pipeline --quick --schedule ,
 refused '/go together/' lab pipeline --forward-ms 2
+refused '/go together, each above 0/' lab pipeline --forward-ms 0 --backward-ms 0 --weight-ms 0
 refused '/leave it out where times are given/' lab pipeline --quick --forward-ms 1 --backward-ms 1 --weight-ms 1
 refused '/--pp/' lab pipeline --pp 0
 refused '/--pp/' lab pipeline --pp 65

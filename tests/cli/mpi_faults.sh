@@ -110,6 +110,21 @@ timeout -k 5 60 "$MPIEXEC" "$MPIEXEC_N" "$n_ranks" ./late $rank "$PGPT" train "$
 ended "stopped at the start" "$code" "$start"
 grep -q "rank $rank .*has been stopped for" err || fail "no word of rank $rank: $(cat err)"
 
+# One that is stopped in its last moments, when the others might think that it has left: they stay, and say so.
+if [[ -n ${STOP_LEAVING:-} ]]; then
+    rank=$((RANDOM % n_ranks)) code=0 start=$SECONDS
+    cat >leaving <<'END'
+#!/bin/bash
+LD_PRELOAD=$STOP_LEAVING exec "$@"
+END
+    chmod +x leaving
+    STOP_RANK=$rank timeout -k 5 60 "$MPIEXEC" "$MPIEXEC_N" "$n_ranks" ./leaving "$PGPT" train "${job[@]}" --steps 20 --out leaving-run \
+        >out 2>err </dev/null || code=$?
+    ended "stopped as it left" "$code" "$start"
+    grep -Eq "^pgpt: rank $rank .* is stopped$" err || fail "no word of rank $rank: $(cat err)"
+    grep -Eq "^  rank $rank .*: stopped at the end of the run$" err || fail "not where rank $rank was: $(cat err)"
+fi
+
 # Under supervision. Killed and stopped from outside, at any moment; the other two cannot be done from there. A signal may come after
 # the end of a job on a quick machine, but not all of them.
 missed=0

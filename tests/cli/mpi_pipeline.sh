@@ -208,6 +208,7 @@ no '/--stages 3,3 names 2 stages; --pp 3 has 3 in the order of the model, as /' 
 no '/--recompute-stages 1,0,1 is of 3 stages; --pp 2 has 2/' 2 --pp 2 --recompute-stages 1,0,1
 no '/--recompute-stages 1,x: number 2 is not one from 0 to 1000; /' 2 --pp 2 --recompute-stages 1,x
 no '/--recompute-stages 1,0 says of each stage what --recompute 1 says of all; /' 2 --pp 2 --recompute-stages 1,0 --recompute 1
+no '/--recompute-stages 1,0 says of each stage what --recompute selective says of all; /' 2 --pp 2 --recompute-stages 1,0 --recompute selective
 no '/--stages 8,x: number 2 is not a number of blocks, 1 or more; /' 2 --pp 2 --stages 8,x
 no '/--stages 8,9 has 17 blocks and the model 16; /' 2 --pp 2 --stages 8,9
 no '/--schedule 1f1b has one chunk a stage, not 2; leave --chunks out, or choose --schedule interleaved/' 2 --pp 2 --chunks 2
@@ -217,4 +218,7 @@ no '/--chunks means something only with --pp 2 or more/' 2 --chunks 2
 no '/--schedule pipedream lets every stage clip by a norm of its own, .*leave it out/' 2 --pp 2 --schedule pipedream --clip-style check
 no '/--clip-style check has nothing to check with --clip 0/' 2 --pp 2 --clip 0 --clip-style check
 no '/--schedule pipedream is not flushed between steps, and the loss scale of f16/' 2 --pp 2 --schedule pipedream --dtype f16
+no '/--sync local is of ranks that have a whole model each, and --pp 2 divides one among them; leave one out/' 2 --pp 2 --sync local
+no '/--micro-batch 1 cuts the 4194304 sequences of a rank into more than the 524288 micro-batches that a pipeline of so many chunks can have; raise it to 8, or lower --batch/' \
+    2 --pp 2 --schedule zb-v --batch 4194304 --micro-batch 1
 all_done

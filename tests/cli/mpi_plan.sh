@@ -60,4 +60,6 @@ tuned_line 3 --batch 12
 # train takes the tuner's layout, and keeps what is given.
 ranks 2 train "${model[@]}" --batch 4 --steps 1 --no-save --layout auto --tp 2 --out auto
 grep -Eq -e '--layout auto: --tp 2 .*--micro-batch [0-9]+' err || fail "no layout was chosen: $(cat err)"
+ranks_refused '/--layout auto: no layout of nano on 2 devices can be with what is given; leave out sizes of axes, or start another number of ranks \(mpirun -n\)$/' \
+    2 train "${model[@]}" --layout auto --tp 3
 refused '/--layout means something only with several ranks/' train "${model[@]}" --layout auto

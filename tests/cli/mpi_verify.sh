@@ -67,6 +67,17 @@ for bucket in 1 2; do
     [[ ! -s $SCRATCH/out.1 ]] || fail "the other rank writes: $(cat "$SCRATCH/out.1")"
 done
 
+# Sums are counted round, so that a stage that has only a few has one of them left out too; those of experts that no other rank has
+# are none.
+for words in '4 --break 5 --sample 30' '6 --break 3 --sample 20' '2 --experts 5 --shared-experts 1 --break 4 --sample 20' \
+    '4 --heads 10 --kv-heads 5 --only tp --break 3 --sample 20'; do
+    code=0
+    # shellcheck disable=SC2086 # several words
+    limit=60 ranks_apart ${words%% *} "${small[@]}" --steps 2 ${words#* } || code=$?
+    ((code == 1)) || fail "$words: exit $code: $(cat "$SCRATCH/launcher")"
+    { grep -q ' DIFFERS$' "$SCRATCH/out.0" && ! grep -q ' same$' "$SCRATCH/out.0"; } || fail "$words: not noticed everywhere: $(cat "$SCRATCH/out.0")"
+done
+
 # Every choice of everything, on subgroups of eight ranks: a sample in which any two choices meet.
 limit=330 ranks 8 verify --all --sample 64 --threads 1 --json
 tail -n 1 out | check_json

@@ -167,6 +167,28 @@ static void test_pipeline(void **state) {
     check_all(&shared);
 }
 
+/* Eleven positions and five heads over three ranks. Ring: in each round all keys and values move on, and behind
+ * the first one of the backward their gradients with them. All-to-all: a rank has x positions of all heads in
+ * front of attention, y heads of all positions in it, and sends what it does not have there. */
+static void test_context(void **state) {
+    (void)state;
+    enum { N = 3, MICRO = 3, EACH = BATCH / MICRO, HEAD = CHANNELS / 5, TIMES = LAYERS * MICRO };
+    Counted ring = count("--cp 3 --micro-batch 4", NULL);
+    check_times(&ring, AXIS_CP, TRAFFIC_SHIFTS, (3 * N - 4) * TIMES);
+    check_bytes(&ring, AXIS_CP, TRAFFIC_SHIFTS, (3 * N - 4) * TIMES * 2 * stream_bytes(EACH));
+    check_times(&ring, AXIS_CP, COMM_ALL_TO_ALL, 0);
+    check_bytes(&ring, AXIS_CP, COMM_ALL_REDUCE, 2 * (N - 1) * ring.n_flat * F32);
+    check_all(&ring);
+    static const int64_t x[N] = {4, 4, 3}, y[N] = {2, 2, 1};
+    int64_t n_moved = 0; /* of one tensor of the stream's size, one way */
+    for (int r = 0; r < N; r++) n_moved += EACH * x[r] * (5 - y[r]) * HEAD;
+    Counted heads = count("--cp 3 --cp-style all-to-all --micro-batch 4", NULL);
+    check_times(&heads, AXIS_CP, TRAFFIC_SHIFTS, 0);
+    check_times(&heads, AXIS_CP, COMM_ALL_TO_ALL, 4 * TIMES);
+    check_bytes(&heads, AXIS_CP, COMM_ALL_TO_ALL, 2 * (3 + 1) * TIMES * n_moved * F32);
+    check_all(&heads);
+}
+
 /* Two experts a rank: rows go and come back, and so do their gradients; how many is known of even routing. The
  * first of three ranks is wanted by 14 of 44 rows, the others by 15. Experts' gradients stay where they are. */
 static void test_experts(void **state) {
@@ -211,6 +233,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_data),     cmocka_unit_test(test_tensor), cmocka_unit_test(test_row_style),
         cmocka_unit_test(test_pipeline), cmocka_unit_test(test_hosts),  cmocka_unit_test(test_experts),
+        cmocka_unit_test(test_context),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

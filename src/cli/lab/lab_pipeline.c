@@ -156,10 +156,6 @@ static Status set_times(PipelineStudy *study, Error *error) {
     study->update_ms = call->update_ms;
     if (n_given && call->quick)
         return error_user(error, "--quick takes 1 ms for everything; leave it out where times are given");
-    if (n_given && n_given < 3)
-        return error_user(error,
-                          "--forward-ms, --backward-ms and --weight-ms go together, each above 0; give all "
-                          "three, or none");
     double ms = call->measures ? SLEEP_MS : 1.0;
     study->times = n_given ? (StageTimes){call->forward_ms, call->backward_ms, call->weight_ms}
                            : (StageTimes){ms, ms, ms};
@@ -346,12 +342,28 @@ static Status print_json(const PipelineStudy *study, Error *error) {
 
 /* ---- All of it */
 
+/* Some of the three are given, or one as 0. */
+static Status check_times(const PipelineCall *call, const Options *options, Error *error) {
+    static const char *const names[] = {"forward-ms", "backward-ms", "weight-ms"};
+    const double ms[] = {call->forward_ms, call->backward_ms, call->weight_ms};
+    int n_named = 0, n_times = 0;
+    for (int i = 0; i < 3; i++) {
+        n_named += options_source(options, names[i]) == OPTION_FROM_COMMAND;
+        n_times += ms[i] > 0;
+    }
+    if (!n_named || n_times == 3) return STATUS_OK;
+    return error_user(error,
+                      "--forward-ms, --backward-ms and --weight-ms go together, each above 0; give all "
+                      "three, or none");
+}
+
 /* What does not go together. */
 static Status check_call(const PipelineCall *call, const Options *options, Error *error) {
     static const char *const of_ranks[] = {"check", "steps", "launcher", "timeout"};
     for (size_t i = 0; i < sizeof of_ranks / sizeof of_ranks[0]; i++)
         if (!call->measures && options_source(options, of_ranks[i]) == OPTION_FROM_COMMAND)
             return error_user(error, "--%s is of --measure; give that too, or leave it out", of_ranks[i]);
+    TRY(check_times(call, options, error));
     if (!call->measures) return STATUS_OK;
     if (call->quick)
         return error_user(error, "--quick measures nothing, and --measure does; leave one of them out");

@@ -46,7 +46,8 @@ static const OptionSpec call_specs[] = {
         "0.12 in 8 bits)"),
     OPTION_INT(
         "break", VerifyCallOptions, left_out, 0, 0, 1 << 20,
-        "leave out the sum of this bucket of gradients, counted from 1, to see that it is noticed; 0: none"),
+        "leave out this sum of gradients of every layout, counted from 1 and round where it has fewer, to see "
+        "that it is noticed: of a bucket, along tp, or a gradient between stages; 0: none"),
     OPTION_INT("threads", VerifyCallOptions, n_threads, 0, 0, 4096,
                "CPU threads a rank; 0: its share of the cores"),
     OPTION_JSON(VerifyCallOptions, json),

@@ -166,6 +166,23 @@ bool sync_has_parts(const GradientSync *sync, const Graph *graph) {
     return (mesh && mesh->shape.size[AXIS_PP] > 1) || order_has_parts(graph);
 }
 
+/* Ranks that sum together have to leave out the same: what all share is counted first, which they have alike
+ * whatever experts they have. */
+bool sync_leaves_out(const GradientSync *sync, int unit) {
+    const Partition *partition = &sync->partition;
+    int n[N_FLAT_GROUPS] = {0}, index = 0, number = sync->options->left_out - 1;
+    FlatGroup group = partition->unit[unit].group;
+    for (int i = 0; i < partition->n_units; i++) {
+        if (i == unit) index = n[group];
+        n[partition->unit[i].group]++;
+    }
+    if (number < 0 || !sync->comm[group]) return false;
+    int n_shared = n[FLAT_SHARED], n_experts = sync->comm[FLAT_EXPERTS] ? n[FLAT_EXPERTS] : 0;
+    bool is_of_experts = n_experts && number >= n_shared;
+    if (is_of_experts != (group == FLAT_EXPERTS)) return false;
+    return index == (is_of_experts ? (number - n_shared) % n_experts : number % n_shared);
+}
+
 /* This rank's slices of the weights, where they are not whole. */
 static void hold_weights(GradientSync *sync, Graph *graph, const FlatTensors *tensors) {
     if (sync->held) return;

@@ -42,7 +42,8 @@ typedef struct {
     int zero;             /* ZeRO stage, 0 to ZERO_STAGES */
     int64_t bucket_bytes; /* of gradients that travel together */
     bool overlaps;        /* communicate beside the computation */
-    int left_out;         /* unit left_out - 1 is not summed, to show that it would be noticed; 0: all are */
+    int left_out; /* of the units that are summed, this one, counted from 1 and round, is not, to show that it
+                     would be noticed; 0: all are */
     /* Gradients are not summed (parallel/async): the step is this rank's own, on share `share` of the
      * n_shares that the batch is cut into, and its gradient is n_shares times as large, so that the mean over
      * the shares is the batch's. */

@@ -102,7 +102,7 @@ void sync_sum_units(GradientSync *sync, Graph *graph, Tensor *gradient, bool sca
     for (int i = partition->n_units - 1; i >= 0; i--) { /* as the backward comes by */
         const PartitionUnit *unit = &partition->unit[i];
         sums[i].behind = NOBODY;
-        if (i == sync->options->left_out - 1) continue;
+        if (sync_leaves_out(sync, i)) continue;
         sums[i].behind = last_writer(graph, &writers, gradient, unit->first, unit->n);
         if (sums[i].behind < 0) continue;
         Node *node = start_sum(sync, graph, gradient, i, scatter);

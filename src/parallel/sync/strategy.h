@@ -9,6 +9,9 @@
  * (order.h)? Then nothing that communication needs for a while may lie between them. (gradient_sync.c) */
 bool sync_has_parts(const GradientSync *sync, const Graph *graph);
 
+/* Is the unit's the sum that is left out on purpose (GradientSyncOptions)? (gradient_sync.c) */
+bool sync_leaves_out(const GradientSync *sync, int unit);
+
 /* The sums of a graph whose backward is complete and whose update is not recorded yet. `gradient` is the flat
  * array, whole on every rank. With `scatter` every rank ends with the sum of its own slices only.
  * (plain.c) */

@@ -230,7 +230,7 @@ static void shard_gradients(GradientSync *sync, Graph *graph, Tensor *const *gra
         insertion_before(&insertion, time->first);
         bring_apart(sync, graph, time);
         Comm *comm = sync->comm[partition->unit[time->unit].group];
-        if (comm && time->unit != sync->options->left_out - 1)
+        if (comm && !sync_leaves_out(sync, time->unit))
             time->start = op_reduce_scatter(graph, comm, time->joined, partition->unit[time->unit].border);
         bool is_begun = i > 0 && !ends_part(graph, has_parts, &times[i - 1], time);
         if (!overlaps) take_slice(graph, partition, time, shard);

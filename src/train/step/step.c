@@ -2,6 +2,7 @@
  * (step_inside.h). */
 #include "train/step/step_inside.h"
 
+#include "base/divisor.h"
 #include "ops/move.h"
 
 #include <math.h>
@@ -19,9 +20,11 @@ Status step_options_complete(StepOptions *options, int64_t context, Error *error
     }
     if (!options->micro_batch) options->micro_batch = options->batch;
     if (options->batch % options->micro_batch != 0) {
+        char nearest[96];
         return error_user(
-            error, "--micro-batch %lld does not divide --batch %lld; choose a divisor, or change --batch",
-            (long long)options->micro_batch, (long long)options->batch);
+            error, "--micro-batch %lld does not divide --batch %lld; %s, or change --batch",
+            (long long)options->micro_batch, (long long)options->batch,
+            divisor_advice("--micro-batch", options->micro_batch, options->batch, nearest, sizeof nearest));
     }
     int64_t n_tokens;
     if (__builtin_mul_overflow(options->batch, options->T, &n_tokens) || n_tokens >> TOKEN_BITS) {

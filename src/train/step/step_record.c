@@ -38,6 +38,18 @@ GptSplit step_split(const StepOptions *options) {
     return split;
 }
 
+/* Without one of those that all ranks of tp sum together: others are some ranks' only, and each would leave out
+ * something else. Returns how many are left. */
+static int leave_out_replica(GradientReplica *replicas, int n_replicas, const Comm *tp, int number) {
+    int n_shared = 0, n_kept = 0, at = 0;
+    for (int i = 0; i < n_replicas; i++) n_shared += replicas[i].comm == tp;
+    for (int i = 0; i < n_replicas; i++) {
+        bool is_it = replicas[i].comm == tp && at++ == number % n_shared;
+        if (!is_it) replicas[n_kept++] = replicas[i];
+    }
+    return n_kept;
+}
+
 /* Of parameters that several ranks of tp hold: the parts of their gradients. */
 static void sum_replicas(TrainStep *step, const ParameterTable *table) {
     const StepOptions *options = &step->options;
@@ -50,10 +62,7 @@ static void sum_replicas(TrainStep *step, const ParameterTable *table) {
     /* Of what there is to sum where nothing is summed along dp, and nothing sent along pp. */
     int left_out = sync_n_ranks(&options->sync) == 1 && !options->pipeline ? options->sync.left_out : 0;
     if (left_out && !split.by_sequence) comm_leave_out(step->graph, split.tp, left_out - 1);
-    else if (left_out && n_replicas) {
-        int index = (left_out - 1) % n_replicas;
-        replicas[index] = replicas[--n_replicas];
-    }
+    else if (left_out) n_replicas = leave_out_replica(replicas, n_replicas, split.tp, left_out - 1);
     gradient_replicas_sum(step->graph, replicas, n_replicas);
 }
 

@@ -278,12 +278,8 @@ static Status open_layout(LayoutRun *run, const VerifyOptions *options, const Ve
                                 .compression = options->compression};
     VerifySetting setting = options->setting;
     if (offloads) setting.offload = options->offload;
-    TRY(verify_training_open(&run->training, &setting, config, layout, &sync,
-                             layout->shape.size[AXIS_PP] > 1 ? &kept->pipeline : NULL, VERIFY_CLIP, error));
-    int n_units = run->training.step.sync.partition.n_units;
-    if (options->left_out <= n_units) return STATUS_OK;
-    return error_user(error, "--break %d: there are %d buckets of gradients here, counted from 1",
-                      options->left_out, n_units);
+    return verify_training_open(&run->training, &setting, config, layout, &sync,
+                                layout->shape.size[AXIS_PP] > 1 ? &kept->pipeline : NULL, VERIFY_CLIP, error);
 }
 
 static void close_layout(LayoutRun *run) {
