@@ -41,3 +41,8 @@ refused '/--router expert-choice and --depth-capacity do not go together/' train
     --depth-capacity 0.5 --steps 1
 refused '/only with --experts/' train --router switch --steps 1
 refused /experts-per-token/ train "${small[@]}" --experts-per-token 5 --steps 1
+refused '/--balance-loss -0.5: a loss has no negative weight; choose one from 0 on, or -1 for 0.01/' \
+    train "${small[@]}" --balance-loss -0.5 --steps 1
+refused '/--z-loss -0.001: a loss has no negative weight/' train "${small[@]}" --z-loss -0.001 --steps 1
+refused '/--router gshard sends a token to 2 experts, and there are --experts 1; choose more, or take --router topk/' \
+    train "${small[@]}" --experts 1 --router gshard --steps 1
