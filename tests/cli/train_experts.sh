@@ -34,6 +34,11 @@ cp out cached
 pgpt generate topk --tokens 24 --temperature 0 --no-cache
 cmp out cached || fail "the cache changes what the model says"
 
+# What experts make is added to the stream, and its gradient is the stream's, not a copy.
+pgpt train "${small[@]}" --shared-experts 0 --steps 1 --print-program
+grep -q ' expert_scatter_backward ' out || fail "no experts in the program"
+! grep -q ' copy ' out || fail "a gradient is copied: $(grep ' copy ' out)"
+
 # Who chooses from whole sequences cannot write.
 refused /expert-choice/ generate expert-choice --tokens 5
 refused /sample-tokens/ train "${small[@]}" --router expert-choice --sample-tokens 5 --steps 1
