@@ -170,7 +170,7 @@ static Status add_pattern(BenchAttention *bench, const char *text, size_t n, Att
     if (bench->n_times == (int)(sizeof bench->time / sizeof bench->time[0]))
         return error_user(error, "--pattern has more than %d patterns", (int)BENCH_MOST_PATTERNS);
     AttentionPattern *pattern = &patterns[bench->n_times];
-    TRY(pattern_parse(text, n, pattern, error));
+    if (pattern_parse(text, n, pattern, error) != STATUS_OK) return error_prefix(error, "--pattern: ");
     pattern_print(pattern, bench->time[bench->n_times].name, PATTERN_TEXT_BYTES);
     bench->n_times++;
     return STATUS_OK;
@@ -189,10 +189,11 @@ Status bench_attention_measure(BenchAttention *bench, const BenchSetup *setup, c
     snprintf(bench->time[0].name, sizeof bench->time[0].name, "attention");
     bench->n_times = 1;
     TRY(add_pattern(bench, "dense", strlen("dense"), pattern, error));
-    for (const char *at = patterns; *at;) {
+    for (const char *at = patterns;; at++) {
         size_t n = strcspn(at, ",");
         TRY(add_pattern(bench, at, n, pattern, error));
-        at += n + (at[n] == ',');
+        at += n;
+        if (!*at) break;
     }
     return measure(bench, &sizes, pattern, setup->bench.n_runs, error);
 }

@@ -15,7 +15,20 @@ bool config_is_llama(const char *model_type) {
 
 /* ---- reading */
 
-static Status read_sizes(const json_t *object, const char *path, json_t *ours, Error *error) {
+/* What transformers takes where a file does not name a field. */
+typedef struct {
+    int64_t n_kv_heads; /* 0: as many as heads, as for null in every kind */
+    double epsilon, theta;
+} KindDefaults;
+
+static KindDefaults defaults_of(const char *model_type) {
+    if (strcmp(model_type, "mixtral") == 0) return (KindDefaults){8, 1e-5, 1e6};
+    if (strcmp(model_type, "mistral") == 0) return (KindDefaults){8, 1e-6, 1e4};
+    return (KindDefaults){0, 1e-6, 1e4};
+}
+
+static Status read_sizes(const json_t *object, const char *path, const KindDefaults *defaults, json_t *ours,
+                         Error *error) {
     int64_t layers, heads, kv_heads, channels, hidden, vocabulary, context, head_size;
     TRY(json_field_int(object, path, "num_hidden_layers", 1, CONFIG_MOST_LAYERS, &layers, error));
     TRY(json_field_int(object, path, "num_attention_heads", 1, CONFIG_LARGEST, &heads, error));
@@ -23,7 +36,9 @@ static Status read_sizes(const json_t *object, const char *path, json_t *ours, E
     TRY(json_field_int(object, path, "intermediate_size", 1, CONFIG_LARGEST, &hidden, error));
     TRY(json_field_int(object, path, "max_position_embeddings", 1, CONFIG_LARGEST, &context, error));
     TRY(json_field_int(object, path, "vocab_size", 1, CONFIG_LARGEST, &vocabulary, error));
-    kv_heads = heads;
+    bool is_named = json_object_get(object, "num_key_value_heads");
+    kv_heads =
+        is_named || !defaults->n_kv_heads || heads < defaults->n_kv_heads ? heads : defaults->n_kv_heads;
     if (config_field(object, "num_key_value_heads"))
         TRY(json_field_int(object, path, "num_key_value_heads", 1, heads, &kv_heads, error));
     if (channels % heads != 0) {
@@ -50,9 +65,10 @@ static Status read_sizes(const json_t *object, const char *path, json_t *ours, E
 }
 
 /* Numbers that are not options here, or whose other values change what is computed. */
-static Status check_variants(const json_t *object, const char *path, Error *error) {
+static Status check_variants(const json_t *object, const char *path, const KindDefaults *defaults,
+                             Error *error) {
     static const char *const biases[] = {"attention_bias", "mlp_bias"};
-    double epsilon = 1e-6; /* Llama's own where nothing is said */
+    double epsilon = defaults->epsilon;
     const char *activation = "silu";
     for (int i = 0; i < 2; i++) {
         bool has_bias;
@@ -83,8 +99,9 @@ static Status check_variants(const json_t *object, const char *path, Error *erro
 }
 
 /* Newer versions of transformers keep the angles' base in an object of its own. */
-static Status read_theta(const json_t *object, const char *path, json_t *ours, Error *error) {
-    double theta = 10000.0;
+static Status read_theta(const json_t *object, const char *path, const KindDefaults *defaults, json_t *ours,
+                         Error *error) {
+    double theta = defaults->theta;
     const json_t *rope = config_field(object, "rope_parameters");
     const char *kind = json_string_value(json_object_get(rope, "rope_type"));
     if (rope && kind && strcmp(kind, "default") != 0)
@@ -151,11 +168,12 @@ static Status read_dropout(const json_t *object, const char *path, char *note, E
 
 Status config_read_llama(const json_t *object, const char *path, const char *model_type, json_t *ours,
                          char *note, Error *error) {
+    const KindDefaults defaults = defaults_of(model_type);
     bool is_tied;
-    TRY(read_sizes(object, path, ours, error));
-    TRY(check_variants(object, path, error));
+    TRY(read_sizes(object, path, &defaults, ours, error));
+    TRY(check_variants(object, path, &defaults, error));
     TRY(read_window(object, path, model_type, ours, error));
-    TRY(read_theta(object, path, ours, error));
+    TRY(read_theta(object, path, &defaults, ours, error));
     TRY(read_dropout(object, path, note, error));
     TRY(config_read_switch(object, path, "tie_word_embeddings", false, &is_tied, error));
     if (strcmp(model_type, "mixtral") == 0) TRY(read_experts(object, path, ours, error));

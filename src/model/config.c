@@ -262,6 +262,15 @@ static Status check_choosing_experts(const ModelConfig *config, Error *error) {
     return STATUS_OK;
 }
 
+/* A loss's weight, or what suits the router. */
+static Status complete_weight(const char *option, double *weight, double suitable, Error *error) {
+    if (*weight < 0.0 && *weight != CHOSEN)
+        return error_user(error, "--%s %g: a loss has no negative weight; choose one from 0 on, or -1 for %g",
+                          option, *weight, suitable);
+    if (*weight < 0.0) *weight = suitable;
+    return STATUS_OK;
+}
+
 static Status complete_experts(ModelConfig *config, Error *error) {
     bool by_bias = config->router == ROUTER_BALANCE_FREE, by_expert = config->router == ROUTER_EXPERT_CHOICE;
     int64_t n_chosen = config->router == ROUTER_SWITCH ? 1 : 2;
@@ -274,6 +283,11 @@ static Status complete_experts(ModelConfig *config, Error *error) {
             "out, or take --router topk",
             router_names[config->router], (long long)n_chosen, n_chosen > 1 ? "s" : "",
             (long long)config->n_chosen);
+    if (is_fixed && n_chosen > config->n_experts)
+        return error_user(error,
+                          "--router %s sends a token to %lld experts, and there are --experts %lld; choose "
+                          "more, or take --router topk",
+                          router_names[config->router], (long long)n_chosen, (long long)config->n_experts);
     if (config->n_chosen > config->n_experts)
         return error_user(error,
                           "--experts-per-token %lld is more than --experts %lld; choose at most as many",
@@ -288,9 +302,8 @@ static Status complete_experts(ModelConfig *config, Error *error) {
                           router_names[config->router]);
     if (by_expert) TRY(check_choosing_experts(config, error));
     if (!config->expert_hidden) config->expert_hidden = config->n_hidden;
-    if (config->balance_loss < 0.0) config->balance_loss = by_bias || by_expert ? 0.0 : 0.01;
-    if (config->z_loss < 0.0) config->z_loss = by_bias ? 0.0 : 1e-3;
-    return STATUS_OK;
+    TRY(complete_weight("balance-loss", &config->balance_loss, by_bias || by_expert ? 0.0 : 0.01, error));
+    return complete_weight("z-loss", &config->z_loss, by_bias ? 0.0 : 1e-3, error);
 }
 
 AttentionPattern config_pattern(const ModelConfig *config, int64_t block) {

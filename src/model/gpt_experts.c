@@ -104,7 +104,7 @@ static bool exchanges_rows(const GptWriter *r) {
     return r->split.ep && r->split.ep->size > 1 && !r->split.has_same_rows;
 }
 
-/* What this rank's channels of the experts make of h (B,T,C): (B·T,C). Of experts that are divided among
+/* What this rank's channels of the experts make of h (B,T,C). Of experts that are divided among
  * ranks with the same rows, each makes those that it has. */
 static Tensor *record_experts(GptWriter *r, Tensor *h, const Routes *routes, int block,
                               const RouteAttributes *attributes) {
@@ -114,7 +114,7 @@ static Tensor *record_experts(GptWriter *r, Tensor *h, const Routes *routes, int
     Tensor *choice = ep ? op_experts_here(graph, routes->choice, span.first, span.n) : routes->choice;
     ExpertOrder order = op_expert_sort(graph, choice, span.n, route_n_rows(attributes, r->B * r->T));
     Tensor *made = record_rows(r, op_expert_gather(graph, h, &order), order.offsets, block);
-    return op_parallel_sum(graph, ep, op_expert_scatter(graph, made, routes->gates, &order));
+    return op_parallel_sum(graph, ep, op_expert_scatter(graph, made, routes->gates, &order, h->shape));
 }
 
 /* ---- where rows go to their experts and come back */
@@ -160,12 +160,6 @@ static void make_experts(GptWriter *r, GptExperts *experts, int block) {
     experts->coming = op_expert_start_combine(graph, &experts->exchange, made);
 }
 
-/* In the shape of the stream. */
-static Tensor *as_stream(const GptWriter *r, Tensor *y, int block) {
-    return graph_view(r->graph, y, SHAPE(r->B, r->T, r->config->n_channels), 0,
-                      arena_printf(&r->graph->arena, "h.%d.moe.out", block));
-}
-
 /* y, and what the experts make that all tokens pass: `shared` so far, or NULL. */
 static Tensor *leave_experts(GptWriter *r, Tensor *h, Tensor *shared, Tensor *y, int block) {
     if (!writer_is_split_by_inputs(r))
@@ -178,9 +172,9 @@ static Tensor *leave_experts(GptWriter *r, Tensor *h, Tensor *shared, Tensor *y,
 
 Tensor *layer_experts_end(GptWriter *r, GptExperts *experts, int block) {
     Tensor *back = op_parallel_finish(r->graph, &experts->coming), *h = experts->entered;
-    Tensor *y = op_expert_scatter(r->graph, back, experts->routes.gates, &experts->order);
+    Tensor *y = op_expert_scatter(r->graph, back, experts->routes.gates, &experts->order, h->shape);
     experts->is_under_way = false;
-    return leave_experts(r, h, experts->shared, as_stream(r, y, block), block);
+    return leave_experts(r, h, experts->shared, y, block);
 }
 
 /* ---- and where they do not */
@@ -194,10 +188,8 @@ Tensor *layer_experts(GptWriter *r, GptExperts *experts, Tensor *h, int block) {
     Tensor *own = enter_experts(r, h), *y;
     RouteAttributes attributes = attributes_of(r, block);
     Routes routes = record_routes(r, own, block, &attributes);
-    if (!layer_parameter(r, ROLE_EXPERT_FC_WEIGHT, block))
-        y = op_blank(r->graph, own, SHAPE(r->B * r->T, r->config->n_channels));
+    if (!layer_parameter(r, ROLE_EXPERT_FC_WEIGHT, block)) y = op_blank(r->graph, own, own->shape);
     else y = record_experts(r, own, &routes, block, &attributes);
-    y = as_stream(r, y, block);
     bool adds_shared = r->config->n_shared_experts > 0 && !writer_is_split_by_inputs(r);
     return leave_experts(r, h, adds_shared ? layer_mlp(r, h, block) : NULL, y, block);
 }

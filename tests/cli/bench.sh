@@ -52,6 +52,9 @@ grep -q "^dense  *[0-9.]* %" out || fail "no share of tiles: $(cat out)"
 [[ $(awk '$1 == "dense" { print ($2 < 80) }' out) == 1 ]] || fail "documents leave all tiles: $(cat out)"
 
 refused '/no-such/' bench attention --pattern no-such
+refused "/--pattern: attention pattern '' is not known/" bench attention --pattern window:3,
+refused "/--pattern: attention pattern 'window:99999999999': choose its number 1 from 1 to 16777216/" \
+    bench attention --pattern window:99999999999
 refused '/--pattern/' bench step --pattern window:3
 refused '/step, ops, generate, experts, attention or machine/' bench nothing
 refused '/--experts/' bench experts --model nano

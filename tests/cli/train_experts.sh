@@ -34,6 +34,11 @@ cp out cached
 pgpt generate topk --tokens 24 --temperature 0 --no-cache
 cmp out cached || fail "the cache changes what the model says"
 
+# What experts make is added to the stream, and its gradient is the stream's, not a copy.
+pgpt train "${small[@]}" --shared-experts 0 --steps 1 --print-program
+grep -q ' expert_scatter_backward ' out || fail "no experts in the program"
+! grep -q ' copy ' out || fail "a gradient is copied: $(grep ' copy ' out)"
+
 # Who chooses from whole sequences cannot write.
 refused /expert-choice/ generate expert-choice --tokens 5
 refused /sample-tokens/ train "${small[@]}" --router expert-choice --sample-tokens 5 --steps 1
@@ -41,3 +46,8 @@ refused '/--router expert-choice and --depth-capacity do not go together/' train
     --depth-capacity 0.5 --steps 1
 refused '/only with --experts/' train --router switch --steps 1
 refused /experts-per-token/ train "${small[@]}" --experts-per-token 5 --steps 1
+refused '/--balance-loss -0.5: a loss has no negative weight; choose one from 0 on, or -1 for 0.01/' \
+    train "${small[@]}" --balance-loss -0.5 --steps 1
+refused '/--z-loss -0.001: a loss has no negative weight/' train "${small[@]}" --z-loss -0.001 --steps 1
+refused '/--router gshard sends a token to 2 experts, and there are --experts 1; choose more, or take --router topk/' \
+    train "${small[@]}" --experts 1 --router gshard --steps 1

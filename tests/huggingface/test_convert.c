@@ -294,22 +294,55 @@ static void a_model_trained_here_is_described(void **state) {
     arena_free(&arena);
 }
 
-/* What attention sees in the model of a config.json. */
-static void check_window(const char *model_type, const char *fields, const char *want) {
+/* The model of a config.json of that kind, with more fields behind its sizes. */
+static ModelConfig read_kind(const char *model_type, const char *fields, Arena *arena) {
     static const char form[] =
-        "{\"model_type\": \"%s\", \"num_hidden_layers\": 2, \"num_attention_heads\": 4, \"hidden_size\": 24, "
-        "\"intermediate_size\": 40, \"max_position_embeddings\": 8192, \"vocab_size\": 61, "
-        "\"rms_norm_eps\": 1e-5, \"num_local_experts\": 4, \"num_experts_per_tok\": 2%s}";
-    char path[256], note[200], words[PATTERN_TEXT_BYTES];
-    Arena arena = {0};
+        "{\"model_type\": \"%s\", \"num_hidden_layers\": 2, \"num_attention_heads\": 16, "
+        "\"hidden_size\": 64, \"intermediate_size\": 40, \"max_position_embeddings\": 8192, "
+        "\"vocab_size\": 61, \"num_local_experts\": 4, \"num_experts_per_tok\": 2%s}";
+    char path[256], note[200];
     Error error = {0};
     ModelConfig config;
     FileWriter writer;
-    assert_ok(file_writer_open(&writer, in_folder(path, "window.json"), &error), error);
+    assert_ok(file_writer_open(&writer, in_folder(path, "kind.json"), &error), error);
     assert_ok(file_writer_printf(&writer, &error, form, model_type, fields), error);
     assert_ok(file_writer_commit(&writer, &error), error);
     file_writer_abort(&writer);
-    assert_ok(huggingface_config_read(path, &config, note, &arena, &error), error);
+    assert_ok(huggingface_config_read(path, &config, note, arena, &error), error);
+    return config;
+}
+
+/* Where a file does not name a field, transformers has a value for each kind of model; null is as many
+ * key/value heads as heads. */
+static void what_is_not_named_is_as_in_transformers(void **state) {
+    (void)state;
+    static const struct {
+        const char *model_type, *fields;
+        int64_t kv_heads;
+        double theta;
+    } kinds[] = {
+        {"mixtral", "", 8, 1e6},
+        {"mixtral", ", \"num_key_value_heads\": null, \"rope_theta\": 10000", 16, 1e4},
+        {"mixtral", ", \"num_key_value_heads\": 2, \"rope_parameters\": {\"rope_type\": \"default\"}", 2,
+         1e6},
+        {"mistral", ", \"rms_norm_eps\": 1e-5", 8, 1e4},
+        {"llama", ", \"rms_norm_eps\": 1e-5", 16, 1e4},
+    };
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        Arena arena = {0};
+        ModelConfig config = read_kind(kinds[i].model_type, kinds[i].fields, &arena);
+        assert_int_equal(config.n_kv_heads, kinds[i].kv_heads);
+        assert_float_equal(config.rotary_theta, kinds[i].theta, 0.0);
+        arena_free(&arena);
+    }
+}
+
+/* What attention sees in the model of a config.json. */
+static void check_window(const char *model_type, const char *more, const char *want) {
+    char fields[160], words[PATTERN_TEXT_BYTES];
+    Arena arena = {0};
+    snprintf(fields, sizeof fields, ", \"rms_norm_eps\": 1e-5%s", more);
+    ModelConfig config = read_kind(model_type, fields, &arena);
     for (int64_t block = 0; block < config.n_layers; block++) {
         AttentionPattern pattern = config_pattern(&config, block);
         pattern_print(&pattern, words, sizeof words);
@@ -365,6 +398,7 @@ int main(void) {
         cmocka_unit_test(shards_hold_the_same_model),
         cmocka_unit_test(a_type_is_stated_where_it_changes),
         cmocka_unit_test(a_model_trained_here_is_described),
+        cmocka_unit_test(what_is_not_named_is_as_in_transformers),
         cmocka_unit_test(windows_are_taken),
         cmocka_unit_test(the_tokenizer_goes_along),
     };

@@ -285,7 +285,7 @@ static void wrong_sizes_are_refused(void **state) {
                  {4, 2, ROUTER_SWITCH, GATE_SOFTMAX, "--router switch"},
                  {4, 1, ROUTER_GSHARD, GATE_SOFTMAX, "--router gshard"},
                  {4, 2, ROUTER_NOISY_TOPK, GATE_SIGMOID, "--router-gate sigmoid"},
-                 {1, 0, ROUTER_GSHARD, GATE_SOFTMAX, "--experts-per-token 2"}};
+                 {1, 0, ROUTER_GSHARD, GATE_SOFTMAX, "--router gshard sends a token to 2 experts"}};
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         ModelConfig config = small_config();
         config.n_experts = wrong[i].n_experts;

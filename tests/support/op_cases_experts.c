@@ -88,7 +88,7 @@ void build_grouped(OpCase *test) {
     int64_t n_spare = test->spec->flags & CASE_SHIFT ? 70 : 0;
     ExpertOrder order = op_expert_sort(test->graph, choices, (int)E, n_rows + n_spare);
     Tensor *made = through_experts(test, x, &order, E, size[2]);
-    case_finish(test, op_expert_scatter(test->graph, made, gates, &order));
+    case_finish(test, op_expert_scatter(test->graph, made, gates, &order, x->shape));
 }
 
 /* size: N C F E K, of one sequence. */
@@ -103,7 +103,7 @@ void build_experts(OpCase *test) {
     Routes routes = op_route(test->graph, logits, NULL, NULL, NULL, NULL, &attributes);
     ExpertOrder order = op_expert_sort(test->graph, routes.choice, (int)E, route_n_rows(&attributes, N));
     Tensor *made = through_experts(test, x, &order, E, size[2]);
-    case_finish(test, op_expert_scatter(test->graph, made, routes.gates, &order));
+    case_finish(test, op_expert_scatter(test->graph, made, routes.gates, &order, x->shape));
 }
 
 /* size: B n T S: placed, or with CASE_SPLIT taken. */

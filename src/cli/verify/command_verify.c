@@ -96,6 +96,16 @@ static Status run_cases(Verify *run, Error *error) {
     return STATUS_OK;
 }
 
+/* Two experts that a token likes nearly equally may change places where its numbers are rounded otherwise. */
+static const char *what_rounding_may_do(const Verify *run) {
+    bool has_experts = false;
+    for (int i = 0; i < VERIFY_MODELS; i++) has_experts |= run->models[i].config.n_experts > 1;
+    Precision precision = precision_of((PrecisionKind)run->values.call.precision);
+    if (run->values.call.left_out || !has_experts || precision.weight == DTYPE_F32) return "";
+    return "; in 16 bits layouts round otherwise, and a token may go to another expert for that: see whether "
+           "they differ with --dtype f32";
+}
+
 static Status run_all(Verify *run, Error *error) {
     bool speaks = run->launch->is_root;
     uint64_t start = timer_now_ns();
@@ -113,8 +123,8 @@ static Status run_all(Verify *run, Error *error) {
     if (speaks) verify_say_end(run);
     Error failure = {0};
     if (run->n_differ)
-        error_failed(&failure, "%d of %d layouts do not train as one process does", run->n_differ,
-                     run->n_cases);
+        error_failed(&failure, "%d of %d layouts do not train as one process does%s", run->n_differ,
+                     run->n_cases, what_rounding_may_do(run));
     if (speaks && run->values.call.json) TRY(verify_print_json(run, &failure, error));
     run->launch->is_agreed = run->n_differ > 0;
     *error = failure;

@@ -15,13 +15,15 @@ static const struct {
     [PATTERN_BIGBIRD] = {"bigbird", "bigbird:BLOCK:WINDOW:GLOBAL:RANDOM", 4},
 };
 
-/* One number of up to eight digits from *text on, which is left behind it. -1: there is none. */
+/* One number from *text on, which is left behind it; one that is too large is PATTERN_MAX_NUMBER + 1. -1: there
+ * is none. */
 static int64_t read_number(const char **text, const char *end) {
     const char *first = *text;
     int64_t number = 0;
-    while (*text < end && **text >= '0' && **text <= '9' && *text - first < 9)
-        number = 10 * number + (*(*text)++ - '0');
-    return *text == first || *text - first > 8 ? -1 : number;
+    for (; *text < end && **text >= '0' && **text <= '9'; (*text)++)
+        if (number <= PATTERN_MAX_NUMBER) number = 10 * number + (**text - '0');
+    if (*text == first) return -1;
+    return number <= PATTERN_MAX_NUMBER ? number : PATTERN_MAX_NUMBER + 1;
 }
 
 static Status check_numbers(const AttentionPattern *pattern, const char *text, int n, Error *error) {
@@ -29,8 +31,8 @@ static Status check_numbers(const AttentionPattern *pattern, const char *text, i
     for (int i = 0; i < kinds[pattern->kind].n_numbers; i++) {
         bool may_be_none = pattern->kind == PATTERN_BIGBIRD && i >= 2;
         if (number[i] > (may_be_none ? -1 : 0) && number[i] <= PATTERN_MAX_NUMBER) continue;
-        return error_user(error, "attention pattern '%.*s': its number %d is %d; choose one from %d to %d", n,
-                          text, i + 1, number[i], may_be_none ? 0 : 1, PATTERN_MAX_NUMBER);
+        return error_user(error, "attention pattern '%.*s': choose its number %d from %d to %d", n, text,
+                          i + 1, may_be_none ? 0 : 1, PATTERN_MAX_NUMBER);
     }
     if (pattern->kind == PATTERN_FIXED && number[1] > number[0])
         return error_user(error,

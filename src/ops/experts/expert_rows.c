@@ -74,13 +74,14 @@ const Op OP_EXPERT_GATHER_BACKWARD = {
 
 /* ---- and back ---- */
 
-Tensor *op_expert_scatter(Graph *graph, Tensor *made, Tensor *gates, const ExpertOrder *order) {
+Tensor *op_expert_scatter(Graph *graph, Tensor *made, Tensor *gates, const ExpertOrder *order, Shape shape) {
     if (!graph_check(graph,
                      gates->dtype == DTYPE_F32 && shape_equal(gates->shape, order->slot->shape) &&
-                         shape_rows(made->shape) == tensor_count(order->source),
+                         shape_rows(made->shape) == tensor_count(order->source) &&
+                         shape_rows(shape) == shape_rows(gates->shape) &&
+                         shape_columns(shape) == shape_columns(made->shape),
                      "expert_scatter: %s, its gates and its rows do not fit together", made->name))
         return graph->nothing;
-    Shape shape = SHAPE(shape_rows(gates->shape), shape_columns(made->shape));
     Tensor *y = graph_tensor(graph, PLACE_ACTIVATION, made->dtype, shape, "%s.weighted", made->name);
     graph_record(graph, &OP_EXPERT_SCATTER, NULL, 0, 5,
                  TENSORS(made, gates, order->slot, order->source, order->offsets), 1, TENSORS(y));

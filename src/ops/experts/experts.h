@@ -171,7 +171,7 @@ ExpertOrder op_expert_sort(Graph *graph, Tensor *choice, int n_experts, int64_t 
  * dy[n] · made[slot]. */
 extern const Op OP_EXPERT_GATHER, OP_EXPERT_GATHER_BACKWARD, OP_EXPERT_SCATTER, OP_EXPERT_SCATTER_BACKWARD;
 Tensor *op_expert_gather(Graph *graph, Tensor *x, const ExpertOrder *order);
-Tensor *op_expert_scatter(Graph *graph, Tensor *made, Tensor *gates, const ExpertOrder *order);
+Tensor *op_expert_scatter(Graph *graph, Tensor *made, Tensor *gates, const ExpertOrder *order, Shape shape);
 
 /* ---- grouped_linear.c -------------------------------------------------------------------------------------
  * y (M,Co) = activation(x (M,Ci) · weight[e]ᵀ + [bias[e]]) for the rows of expert e; weight (E,Co,Ci), bias

@@ -243,19 +243,24 @@ static void softmax_backward(const RouteMath *math, int E, const float *p, float
     for (int e = 0; e < E; e++) dp[e] = p[e] * (dp[e] - dot);
 }
 
-/* Of the gates of a token's wishes. Those that are constants, of choice -1, are still in the others' sum. */
+/* Are gates p of all experts? */
+static bool weighs_by_all(const RouteAttributes *a) {
+    return a->kind == ROUTER_EXPERT_CHOICE || gate_rule(a) == OVER_ALL;
+}
+
+/* Of the gates of a token's wishes. Those that are constants, of choice -1, are still in the others' sum. p:
+ * the softmax over all experts, where gates are that. */
 static void gates_backward(const RouteInputs *in, int64_t n, const float *dgates, const int32_t *choice,
-                           float *dlogits, float *dnoise) {
+                           const float *p, float *dlogits, float *dnoise) {
     const RouteAttributes *a = in->a;
     float score[ROUTE_MAX_EXPERTS], gate[ROUTE_MAX_CHOSEN] = {0}, dot = 0.0f, sum = 0.0f;
     int wish[ROUTE_MAX_CHOSEN] = {0}, E = a->n_experts, K = a->n_chosen;
     GateRule rule = gate_rule(a);
-    if (a->kind == ROUTER_EXPERT_CHOICE || rule == OVER_ALL) {
+    if (weighs_by_all(a)) {
         int S = route_n_slots(a);
         for (int s = 0; s < S; s++)
             if (choice[s] >= 0) dlogits[choice[s]] = dgates[s];
-        softmax(in, n, score);
-        softmax_backward(in->math, E, score, dlogits);
+        softmax_backward(in->math, E, p, dlogits);
         return;
     }
     wishes_again(in, n, choice, score, wish, gate);
@@ -282,12 +287,13 @@ void route_token_backward(const RouteInputs *in, int64_t n, const float *dgates,
     memset(dlogits, 0, (size_t)E * sizeof *dlogits);
     if (dnoise) memset(dnoise, 0, (size_t)E * sizeof *dnoise);
     if (n >= in->n_there) return;
-    if (dgates) gates_backward(in, n, dgates, choice, dlogits, dnoise);
     float balance = shares ? scale * a->balance_scale * (float)E / (float)in->T : 0.0f,
           z = scale * a->z_scale;
-    if (balance == 0.0f && z == 0.0f) return;
-    float p[ROUTE_MAX_EXPERTS], mean = 0.0f;
-    float log_sum = softmax(in, n, p);
+    bool has_losses = balance != 0.0f || z != 0.0f;
+    float p[ROUTE_MAX_EXPERTS], mean = 0.0f, log_sum = 0.0f;
+    if (has_losses || (dgates && weighs_by_all(a))) log_sum = softmax(in, n, p);
+    if (dgates) gates_backward(in, n, dgates, choice, p, dlogits, dnoise);
+    if (!has_losses) return;
     if (shares) mean = in->math->dot(shares, p, E);
     for (int e = 0; e < E; e++) {
         float share = shares ? shares[e] : 0.0f;
