@@ -13,6 +13,8 @@ void *executor_address_in(const Executor *executor, const Tensor *tensor, int fr
     const Tensor *root = tensor_root((Tensor *)tensor);
     char *base = executor->memory->base[root->place];
     if (!base) return NULL;
+    if (root->twin && executor->are_swapped)
+        return base + root->twin->offset + (tensor->offset - root->offset);
     if (!place_is_framed(root->place)) return base + tensor->offset;
     const ChunkPlan *chunk = &executor->program->plan.chunk[root->chunk];
     return base + chunk->base[root->place] + (size_t)frame * chunk->bytes[root->place] + tensor->offset;
@@ -23,6 +25,14 @@ static bool is_of_another(const Tensor *tensor, int chunk) {
     if (!tensor) return false;
     const Tensor *root = tensor_root((Tensor *)tensor);
     return place_is_framed(root->place) && root->chunk != chunk;
+}
+
+void executor_swap_twins(Executor *executor) {
+    executor->are_swapped = !executor->are_swapped;
+}
+
+static bool has_twin(const Tensor *tensor) {
+    return tensor && tensor_root((Tensor *)tensor)->twin;
 }
 
 /* Where it is for a micro-batch of this chunk. */
@@ -73,9 +83,9 @@ static bool runs_in(const Node *node, MicroBatch micro) {
 
 /* Of node `number` as this micro-batch runs it. */
 static const KernelCall *call_of(Executor *executor, const ExecutorPart *part, int number, MicroBatch micro) {
-    if (!executor->is_across || !executor->is_across[number]) return prepared_call(part, number, micro);
-    executor->across = make_call(executor, executor->program->graph->node[number], micro);
-    return &executor->across;
+    if (!executor->is_made_late || !executor->is_made_late[number]) return prepared_call(part, number, micro);
+    executor->late_call = make_call(executor, executor->program->graph->node[number], micro);
+    return &executor->late_call;
 }
 
 static SectionCapture *capture_of(const ExecutorPart *part, MicroBatch micro) {
@@ -83,15 +93,28 @@ static SectionCapture *capture_of(const ExecutorPart *part, MicroBatch micro) {
                           2 * micro.is_last];
 }
 
-static void find_across(Executor *executor) {
+/* Does the node touch what is another chunk's? */
+static bool is_across(const Node *node) {
+    bool is = false;
+    if (section_is_of_step(node->section)) return false;
+    for (int k = 0; k < node->n_inputs; k++) is |= is_of_another(node->input[k], node->chunk);
+    for (int k = 0; k < node->n_outputs; k++) is |= is_of_another(node->output[k], node->chunk);
+    return is;
+}
+
+static bool touches_twin(const Node *node) {
+    bool does = false;
+    for (int k = 0; k < node->n_inputs; k++) does |= has_twin(node->input[k]);
+    for (int k = 0; k < node->n_outputs; k++) does |= has_twin(node->output[k]);
+    return does;
+}
+
+static void find_made_late(Executor *executor) {
     const Graph *graph = executor->program->graph;
-    bool *is_across = ARENA_ARRAY(&executor->arena, bool, graph->n_nodes + 1);
+    bool *is_made_late = ARENA_ARRAY(&executor->arena, bool, graph->n_nodes + 1);
     for (int i = 0; i < graph->n_nodes; i++) {
-        const Node *node = graph->node[i];
-        if (section_is_of_step(node->section)) continue;
-        for (int k = 0; k < node->n_inputs; k++) is_across[i] |= is_of_another(node->input[k], node->chunk);
-        for (int k = 0; k < node->n_outputs; k++) is_across[i] |= is_of_another(node->output[k], node->chunk);
-        if (is_across[i]) executor->is_across = is_across;
+        is_made_late[i] = is_across(graph->node[i]) || touches_twin(graph->node[i]);
+        if (is_made_late[i]) executor->is_made_late = is_made_late;
     }
 }
 
@@ -107,7 +130,7 @@ static void make_part(Executor *executor, Section section, int chunk) {
     for (int i = part->nodes.first; i < part->nodes.first + part->nodes.count; i++) {
         const Node *node = program->graph->node[i];
         executor->instruction[i].kernel = backend_kernel(executor->memory->backend, node);
-        part->is_across |= executor->is_across && executor->is_across[i];
+        part->is_across |= is_across(node);
         for (int64_t k = 0; k < n_ways * 2; k++) {
             MicroBatch micro = {.is_first = k % 2,
                                 .frame = (int)(k / 2 % part->n_frames),
@@ -126,7 +149,7 @@ static void make_parts(Executor *executor) {
     int n_chunks = program->plan.n_chunks;
     executor->instruction = ARENA_ARRAY(&executor->arena, Instruction, program->graph->n_nodes + 1);
     executor->part = ARENA_ARRAY(&executor->arena, ExecutorPart, N_SECTIONS * n_chunks);
-    find_across(executor);
+    find_made_late(executor);
     for (int section = 0; section < N_SECTIONS; section++) {
         for (int chunk = 0; chunk < (section_is_of_step((Section)section) ? 1 : n_chunks); chunk++)
             make_part(executor, (Section)section, chunk);

@@ -73,9 +73,12 @@ typedef struct {
     Arena arena;
     Instruction *instruction; /* one a node */
     ExecutorPart *part;       /* (N_SECTIONS, n_chunks); of the update, the first alone */
-    bool *is_across;          /* one a node: it touches a frame of another chunk; NULL where none does */
-    KernelCall across;        /* the last of these, made when it is run */
-    BackendSpan *events;      /* one a node, around those that run beside others; NULL where nothing does */
+    /* One a node: it touches a frame of another chunk, or a tensor with a twin, and finds things elsewhere
+     * from run to run; NULL where none does. */
+    bool *is_made_late;
+    KernelCall late_call; /* the last of these, made when it is run */
+    bool are_swapped;     /* twins are in each other's place */
+    BackendSpan *events;  /* one a node, around those that run beside others; NULL where nothing does */
     uint64_t phase_ns[N_PHASES]; /* ask executor_phase_ns */
     bool times_instructions;     /* wait for each: for executor_print_times on a device behind the host */
     SectionTime pending[EXECUTOR_MAX_PENDING];
@@ -121,6 +124,10 @@ Status executor_rehearse(Executor *executor, Section section, MicroBatch micro, 
 
 /* Parameters of one version to another (MicroBatch.version), by a copy node of the update. */
 Status executor_move_version(Executor *executor, const Node *copy, int from, int to, Error *error);
+
+/* What was written to twins (Tensor.twin) is what is read from now on, and the other way round: by nodes that
+ * run, by uploads and by downloads. */
+void executor_swap_twins(Executor *executor);
 
 /* A section n times in a row, timed as one: for programs that go on from where their last run has left
  * things. Where the backend can capture, EXECUTOR_REPEATS runs at a time are one capture, so that nothing

@@ -9,7 +9,7 @@
  * what one and the same kind of micro-batch has at times and at times not (MicroBatch.goes_on, regimes). */
 static bool is_capturable(const Executor *executor, int number) {
     const Node *node = executor->program->graph->node[number];
-    if (executor->is_across && executor->is_across[number]) return false;
+    if (executor->is_made_late && executor->is_made_late[number]) return false;
     if (node->is_not_last || node->is_on_host || node->regimes) return false;
     return !node->op->is_portable || (node->op->is_capturable && node->op->is_capturable(node));
 }

@@ -23,6 +23,7 @@ const char *regime_name(int regime) {
     case REGIME_LATER: return "later";
     case REGIME_LATE: return "late";
     case REGIME_LOCAL: return "local";
+    case REGIME_AHEAD: return "ahead";
     default: return "freeze";
     }
 }

@@ -89,7 +89,8 @@ enum {
     REGIME_FREEZE = 16,    /* the first behind exact ones, whatever was resumed in between */
     REGIME_LATE = 32,      /* those that find a gradient whose update is late (optim/late.h) */
     REGIME_LOCAL = 64,     /* those in which a rank sends nothing of its gradient */
-    N_REGIMES = 7
+    REGIME_AHEAD = 128,    /* those whose update begins in the backward, before the norm (parallel/offload) */
+    N_REGIMES = 8
 };
 
 const char *regime_name(int regime); /* of one of them: "exact" */
@@ -111,6 +112,9 @@ struct Tensor {
      * it as any other (executor.h). NULL: in one piece, where its place and offset say. */
     const TensorHome *homes;
     int n_homes;
+    /* Of a home that an update reads and does not overwrite: where the new numbers go, as large. The two take
+     * turns at being the one and the other (executor_swap_twins). NULL: it has none. */
+    Tensor *twin;
     bool is_paged; /* begins at a page of memory, with room for whole pages: a file is read into it */
 };
 

@@ -130,7 +130,7 @@ Status program_build_chunks(Program *program, const char *name, Graph *graph, co
                          .graph = graph,
                          .n_forward_runs = n_micro_batches,
                          .n_updates = 1,
-                         .regimes = REGIME_COMPRESSED | REGIME_LATER | REGIME_LATE};
+                         .regimes = REGIME_COMPRESSED | REGIME_LATER | REGIME_LATE | REGIME_AHEAD};
     program->plan.n_chunks = n_chunks;
     const BackendTraits *traits = &backend->traits;
     int n_lanes = traits_n_lanes(traits) < LANES_MOST ? traits_n_lanes(traits) : LANES_MOST;

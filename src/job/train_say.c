@@ -77,12 +77,22 @@ static void say_pipeline(const TrainRun *run) {
     arena_free(&arena);
 }
 
+/* Of two twins in a file one is read and the other written. */
+static double twin_bytes(const TrainStep *step) {
+    double n_bytes = 0.0;
+    for (int i = 0; i < step->graph->n_tensors; i++) {
+        const Tensor *tensor = step->graph->tensor[i];
+        if (tensor->twin && tensor->place == PLACE_FILE) n_bytes += 0.5 * (double)tensor_bytes(tensor);
+    }
+    return n_bytes;
+}
+
 /* Seconds of a step at least that its file takes: all state is read and written once, activations once a
  * micro-batch. Ranks of a host share the disk. */
 static double disk_seconds(const TrainRun *run) {
     const TrainStep *step = &run->trainer.step;
     const MemoryPlan *plan = &step->program.plan;
-    double n_bytes = (double)plan->bytes[PLACE_FILE] +
+    double n_bytes = (double)plan->bytes[PLACE_FILE] - twin_bytes(step) +
                      (double)step->n_micro_batches * (double)plan->bytes[PLACE_FILE_FRAME];
     return 2.0 * n_bytes * run->launch->host_size / run->disk.both;
 }
@@ -124,6 +134,23 @@ static void say_slow_bus(const TrainRun *run) {
     machine_close(&file);
 }
 
+/* Could the update be hidden that waits for the norm of its gradient? */
+static void say_hidden_update(const TrainRun *run) {
+    const OptimizerOptions *options = &run->values.optimizer;
+    const Optimizer *optimizer = optimizer_of(options);
+    bool is_simple =
+        optimizer->op->update == UPDATE_OF_ELEMENTS && !optimizer->measure && !optimizer->matrices;
+    if (!offload_has(&run->offload, OFFLOAD_OPTIMIZER) || offload_has(&run->offload, OFFLOAD_WEIGHTS) ||
+        run->offload.host_updates || run->offload.share >= 1.0 || options->clip <= 0.0 ||
+        options->clip_style == CLIP_CHECK || options->n_prompt || !is_simple ||
+        run->trainer.step.loss.scale || run->trainer.step.options.pipeline)
+        return;
+    log_note(&run->log,
+             "offload: updates wait for the norm of the gradient (--clip), and nothing hides them; "
+             "--clip-style check begins them in the backward, for as much room again as the optimizer's "
+             "state takes there");
+}
+
 /* What is kept elsewhere, and how much of it. */
 static void say_offload(const TrainRun *run) {
     const MemoryPlan *plan = &run->trainer.step.program.plan;
@@ -149,6 +176,7 @@ static void say_offload(const TrainRun *run) {
         snprintf(share, sizeof share, ", %.0f %% of it stays", 100.0 * run->offload.share);
     log_note(&run->log, "offload: %s%s%s%s", offload_text(&run->offload, text, sizeof text), share, file,
              host);
+    say_hidden_update(run);
     say_slow_disk(run);
     say_slow_bus(run);
 }

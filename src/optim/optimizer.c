@@ -21,7 +21,7 @@ static const Optimizer *const optimizers[] = {OPTIMIZERS(OPTIMIZER)};
 
 const char *const moments_names[] = {"auto", "f32", "bf16", "8bit", NULL};
 
-static const char *const clip_styles[] = {"wait", "check", NULL};
+const char *const clip_style_names[] = {"wait", "check", NULL};
 
 const OptionSpec optimizer_option_specs[] = {
     OPTION_CHOICE("optimizer", OptimizerOptions, kind, OPTIMIZER_ADAMW, optimizer_names, "update rule",
@@ -47,10 +47,10 @@ const OptionSpec optimizer_option_specs[] = {
             "gradient clipping: scale the gradient down to this norm if it is longer; 0: neither measured nor clipped",
             .flags = OPTION_F32),
     OPTION_CHOICE(
-        "clip-style", OptimizerOptions, clip_style, CLIP_WAIT, clip_styles,
+        "clip-style", OptimizerOptions, clip_style, CLIP_WAIT, clip_style_names,
         "when to clip: wait for the norm over all ranks, or update first, check the norm later and restore "
         "the old state where it was too large: the same bits; check keeps a second copy of weights and "
-        "optimizer state, and pays in a pipeline whose steps are rarely clipped"),
+        "optimizer state, and pays in a pipeline, or with --offload optimizer, where steps are rarely clipped"),
     OPTION_CHOICE(
         "moments", OptimizerOptions, moments, MOMENTS_AUTO, moments_names,
         "what the optimizer's moments are stored in; auto: f32, in pure 16 bits bf16; 8bit: with a scale for "
@@ -375,7 +375,7 @@ static void record_checked(const Updates *updates, Tensor *total) {
     op_zero(graph, nothing);
     op_clip_scaled(graph, nothing, updates->loss_scale, updates->tensors->assumed, norm, clip);
     KeptState state = keep_state(updates);
-    updates_record_all(updates, updates->tensors->assumed);
+    updates_record_all(updates, updates->loss_scale ? updates->tensors->assumed : NULL); /* else it is 1 */
     if (slices->record_end) slices->record_end(slices->context, graph);
 
     graph->section = SECTION_CHECK;

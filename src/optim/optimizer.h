@@ -19,6 +19,7 @@ typedef enum { OPTIMIZERS(OPTIMIZER) N_OPTIMIZERS } OptimizerKind;
 /* When the gradient is clipped: the update waits for the norm over all ranks; or it goes first, and is made
  * again from what was there before where the norm turns out too large. Both give the same bits. */
 typedef enum { CLIP_WAIT, CLIP_CHECK } ClipStyle;
+extern const char *const clip_style_names[]; /* by ClipStyle, then NULL: choices of an option */
 
 /* What moments are stored in. */
 typedef enum { MOMENTS_AUTO, MOMENTS_F32, MOMENTS_BF16, MOMENTS_8BIT } MomentsKind;

@@ -3,7 +3,7 @@
 # shellcheck source=/dev/null
 . "$SOURCE_ROOT/tests/cli/lib"
 
-SMALL=(--layers 2 --heads 2 --channels 64 --context 16 --batch 3 --threads 1 --steps 2 --warmup-steps 1)
+SMALL=(--layers 4 --heads 2 --channels 64 --context 16 --batch 3 --threads 1 --steps 2 --warmup-steps 1)
 mkdir disk
 pgpt lab offload "${SMALL[@]}" --choices nothing,optimizer,optimizer+activations --folder disk --memory 64MiB,256MiB --json --out here
 tail -n 1 out >line

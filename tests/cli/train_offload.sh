@@ -25,8 +25,8 @@ same_losses plain away
 [[ -z $(find disk -type f) ]] || fail "left behind: $(find disk -type f)"
 
 # In 16 bits with master weights, with micro-batches, another clipping and a part that stays.
-for words in "--dtype bf16 --offload-io threads" "--micro-batch 2 --offload-share 0.3" "--clip 0.5 --clip-style check" "--optimizer sgd --momentum 0.9" \
-    "--moments 8bit" "--moments bf16 --clip 0" "--optimizer muon --moments 8bit" "--optimizer lamb"; do
+for words in "--dtype bf16 --offload-io threads" "--micro-batch 2 --offload-share 0.3" "--clip 0.5 --clip-style check" "--clip 0.9 --clip-style check --dtype bf16" \
+    "--optimizer sgd --momentum 0.9" "--moments 8bit" "--moments bf16 --clip 0" "--optimizer muon --moments 8bit" "--optimizer lamb"; do
     rm -rf one two
     plain=()
     for word in $words; do [[ $word == --offload* || $word == 0.3 || $word == threads ]] || plain+=("$word"); done

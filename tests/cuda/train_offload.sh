@@ -14,7 +14,7 @@ if ! "$PGPT" train "${TINY[@]}" --device cuda --steps 1 --out first >out 2>err <
     skip "$(head -n 1 err)"
 fi
 
-for words in "--dtype f32" "--dtype bf16" "--dtype f16" "--dtype pure-bf16" "--dtype bf16 --micro-batch 2 --clip-style check --clip 0.3" \
+for words in "--dtype f32" "--dtype bf16" "--dtype f16" "--dtype pure-bf16" "--dtype bf16 --micro-batch 2 --clip-style check --clip 0.3" "--dtype bf16 --clip-style check --clip 0.9" \
     "--dtype bf16 --recompute 1" "--dtype bf16 --streams 1" "--dtype bf16 --clip 0" "--dtype bf16 --clip 0 --micro-batch 2" \
     "--dtype bf16 --moments 8bit" "--dtype bf16 --optimizer muon" "--dtype f32 --optimizer muon --moments 8bit --clip 0" \
     "--dtype bf16 --optimizer lamb" "--dtype f32 --optimizer lamb --moments 8bit"; do

@@ -34,8 +34,8 @@ static void fill(void *context, uint64_t first_sequence, int64_t n, int64_t leng
 
 static const BatchSource source = {fill, NULL};
 
-static void open_training(Training *training, const Backend *backend, OptimizerKind kind,
-                          PrecisionKind precision, double clip, ClipStyle style) {
+static void open_training_with(Training *training, const Backend *backend, OptimizerKind kind,
+                               PrecisionKind precision, double clip, ClipStyle style, OffloadTo away) {
     Error error = {0};
     *training = (Training){.config = {.n_layers = 2,
                                       .n_heads = 2,
@@ -50,6 +50,8 @@ static void open_training(Training *training, const Backend *backend, OptimizerK
     optimizer.clip_style = (int)style;
     StepOptions options = {
         .batch = B, .micro_batch = 2, .T = T, .seed = 3, .precision = precision_of(precision)};
+    options.offload.to[OFFLOAD_OPTIMIZER] = away;
+    options.offload.bucket_bytes = 1024; /* a few pieces */
     assert_int_equal(config_complete(&training->config, V, &error), STATUS_OK);
     assert_int_equal(parameters_build(&training->table, &training->config, &error), STATUS_OK);
     assert_int_equal(train_step_plan(&training->step, &training->config, &training->table, &options,
@@ -59,6 +61,11 @@ static void open_training(Training *training, const Backend *backend, OptimizerK
     assert_int_equal(device_open(&training->memory, backend, &error), STATUS_OK);
     assert_int_equal(train_step_open(&training->step, &training->memory, &error), STATUS_OK);
     assert_int_equal(train_step_initialise(&training->step, &training->table, 5, 1, &error), STATUS_OK);
+}
+
+static void open_training(Training *training, const Backend *backend, OptimizerKind kind,
+                          PrecisionKind precision, double clip, ClipStyle style) {
+    open_training_with(training, backend, kind, precision, clip, style, OFFLOAD_NOWHERE);
 }
 
 static void close_training(Training *training) {
@@ -155,6 +162,52 @@ static void both_styles_have_the_same_bits(void **state) {
     backend.close(backend.context);
 }
 
+static double bytes_moved(const TrainStep *step) {
+    double n = 0.0;
+    for (int i = 0; i < step->graph->n_nodes; i++)
+        n += (double)program_node_runs(&step->program, step->graph->node[i]) *
+             (step->graph->node[i]->op->is_portable ? op_cost(step->graph->node[i]).bytes : 0.0);
+    return n;
+}
+
+/* State is away. Its update begins in the backward, and is made again where the norm says so; or, in a step
+ * that expects to be clipped, behind the norm. No more is moved than where nothing is kept. */
+static void state_that_is_away_is_updated_ahead(void **state) {
+    (void)state;
+    static const PrecisionKind precisions[] = {PRECISION_F32, PRECISION_BF16, PRECISION_PURE_BF16};
+    static const OptimizerKind kinds[] = {OPTIMIZER_ADAMW, OPTIMIZER_SGD};
+    Error error = {0};
+    Backend backend;
+    assert_int_equal(backend_cpu_open(&backend, 1, &error), STATUS_OK);
+    for (int k = 0; k < 6; k++) {
+        PrecisionKind precision = precisions[k % 3];
+        OptimizerKind kind = kinds[k / 3];
+        double clip = usual_norm(&backend, kind, precision);
+        Training waits, ahead, unclipped;
+        int n_right = 0, n_behind = 0;
+        open_training(&waits, &backend, kind, precision, clip, CLIP_WAIT);
+        open_training_with(&ahead, &backend, kind, precision, clip, CLIP_CHECK, OFFLOAD_HOST);
+        open_training_with(&unclipped, &backend, kind, precision, 0.0, CLIP_WAIT, OFFLOAD_HOST);
+        bool has_state = ahead.step.optimizer.n_moments || ahead.step.optimizer.master;
+        assert_int_equal(ahead.step.goes_ahead, has_state);
+        assert_true(bytes_moved(&ahead.step) == bytes_moved(&unclipped.step));
+        for (int i = 0; i < STEPS; i++) {
+            if (i % 3 != 1) ahead.step.n_unclipped = STEP_UNCLIPPED_BEFORE;
+            StepResult a = run(&waits, i), b = run(&ahead, i);
+            assert_memory_equal(&a.loss, &b.loss, sizeof a.loss);
+            assert_true(a.gradient_norm == b.gradient_norm);
+            assert_same_state(&waits, &ahead);
+            n_right += (ahead.step.regimes & REGIME_AHEAD) && a.gradient_norm <= clip;
+            n_behind += !(ahead.step.regimes & REGIME_AHEAD);
+        }
+        assert_true(!has_state || (n_right > 0 && n_behind > 0 && ahead.step.n_undone > 0));
+        close_training(&waits);
+        close_training(&ahead);
+        close_training(&unclipped);
+    }
+    backend.close(backend.context);
+}
+
 /* The update goes first; when the next gradient is there, it is undone. */
 static void an_update_can_be_undone(void **state) {
     (void)state;
@@ -209,6 +262,7 @@ static void what_is_kept_takes_as_much_again(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(both_styles_have_the_same_bits),
+                                       cmocka_unit_test(state_that_is_away_is_updated_ahead),
                                        cmocka_unit_test(an_update_can_be_undone),
                                        cmocka_unit_test(what_is_kept_takes_as_much_again)};
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -23,6 +23,9 @@ static const OptionSpec update_option_specs[] = {
         "clip", OptimizerOptions, clip, 0.0, 0.0, 1e30,
         "gradient clipping: scale the gradient down to this norm if it is longer; 0: neither measured nor clipped",
         .flags = OPTION_F32),
+    OPTION_CHOICE(
+        "clip-style", OptimizerOptions, clip_style, CLIP_WAIT, clip_style_names,
+        "wait for the norm, or update first and again where it was too large (as 'pgpt train' has it)"),
     OPTION_BOOL(
         "eager-update", OptimizerOptions, eager, false,
         "update each parameter as soon as its gradient is known and reuse the gradient's memory; needs --clip 0, one micro-batch a step and no f16"),
@@ -151,6 +154,7 @@ enum { N_BENCHMARKS = sizeof benchmarks / sizeof benchmarks[0] };
 static const OptionUse limited_options[] = {
     {"optimizer", FOR_STEP | FOR_OPS},
     {"clip", FOR_STEP | FOR_OPS},
+    {"clip-style", FOR_STEP},
     {"eager-update", FOR_STEP | FOR_OPS},
     {"offload", FOR_STEP},
     {"offload-share", FOR_STEP},
@@ -237,6 +241,7 @@ Status command_bench(Launch *launch, int n_words, char *const *words, Error *err
     OptimizerOptions usual = optimizer_defaults((OptimizerKind)call.setup.optimizer.kind);
     usual.rate = 3e-4;
     usual.clip = call.setup.optimizer.clip;
+    usual.clip_style = call.setup.optimizer.clip_style;
     usual.eager = call.setup.optimizer.eager;
     call.setup.optimizer = usual;
     call.launch = launch;

@@ -74,8 +74,10 @@ const char *offload_text(const Offload *offload, char *text, size_t n_bytes);
 
 /* Of a graph with its update: optimizer state (PLACE_OPTIMIZER) gets homes elsewhere, and every update is
  * made of pieces of it, which are brought ahead and taken back behind; by the device's kernels, or the
- * host's. Where nothing scales the gradient, pieces are updated in the backward as their gradients come. */
-void offload_update(Graph *graph, const Offload *offload, const BackendTraits *traits);
+ * host's. Where nothing scales the gradient, pieces are updated in the backward as their gradients come; where
+ * clipping does not wait, that is in steps of REGIME_AHEAD, with may_go_ahead: a step has its norm before the
+ * next one begins. */
+void offload_update(Graph *graph, const Offload *offload, const BackendTraits *traits, bool may_go_ahead);
 
 /* Of a graph with its backward: activations of blocks, but for the last, are taken out behind their last use
  * in the forward and brought again ahead of the backward. */

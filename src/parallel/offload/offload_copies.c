@@ -29,7 +29,8 @@ static void copy_pieces(const OffloadCopies *copies, const Node *node) {
     const OffloadArray *from = &arrays->array[number];
     const OffloadArray *to = &arrays->array[offload_array_of(arrays, node->output[0])];
     for (int i = 0; i < from->n_homes; i++)
-        copy_piece(copies, i, number, from->homes[i].home, to->homes[i].home);
+        if (!from->homes[i].home->twin) /* else it is not overwritten */
+            copy_piece(copies, i, number, from->homes[i].home, to->homes[i].home);
 }
 
 static bool is_copy_of_array(const OffloadCopies *copies, const Node *node) {

@@ -1,8 +1,9 @@
 /* What counts is memory alone: the last node of the backward that touches the piece's elements of the weights
- * or of the gradient. */
+ * or of the gradient. What keeps a copy of the weights does so piece by piece (offload_ahead.h). */
 #include "parallel/offload/offload_ready.h"
 
 #include "ops/update/update.h"
+#include "parallel/offload/offload_ahead.h"
 
 /* Elements of an array. */
 typedef struct {
@@ -58,7 +59,7 @@ int offload_ready(const Graph *graph, int n_nodes, int number, int64_t first, in
     for (int i = 0; i < n_nodes; i++) {
         const Node *node = graph->node[i];
         bool is_in_update = section_is_of_step(node->section);
-        if (i == number || (is_in_update && i > number)) continue;
+        if (i == number || (is_in_update && i > number) || offload_ahead_is_copy(node)) continue;
         bool does = is_in_update ? writes(node, &gradient) : touches(node, &gradient);
         for (int k = 0; k < n_weights; k++) does |= touches(node, &weights[k]);
         if (does && is_in_update) return -1;

@@ -16,8 +16,7 @@
  * gradient is there (offload_ready.h), at a pace at which the moves hide behind the rest of the backward
  * (offload_pace.h).
  *
- * Clipping that does not wait (optim/optimizer.h) keeps the state as it was in copies: these get homes of the
- * same kind.
+ * Clipping that does not wait (optim/optimizer.h) keeps the state as it was (offload_ahead.h).
  *
  * Weights and gradients in a file come and go likewise, in slots that begin where in a page they do; into a
  * device by way of the host's memory. */
@@ -27,6 +26,7 @@
 #include "ops/move.h"
 #include "ops/ops.h"
 #include "ops/update/update.h"
+#include "parallel/offload/offload_ahead.h"
 #include "parallel/offload/offload_files.h"
 #include "parallel/offload/offload_pace.h"
 #include "parallel/offload/offload_ready.h"
@@ -75,6 +75,7 @@ typedef struct {
     int at;            /* and which of them is looked at */
     Turns turns[N_SECTIONS];
     OffloadSlots slots;
+    OffloadAhead ahead;
     bool hides;                     /* a turn is taken in the backward */
     bool streams;                   /* slots are the device's */
     Tensor *small[NODE_MAX_INPUTS]; /* copies on the host of inputs that are the same for all turns */
@@ -144,7 +145,8 @@ static void add_turn(Pass *pass, Turns *turns, int number, int64_t first, int64_
                  .ready = -1,
                  .stays = stays};
     turn.streams = !stays && can_stream(pass);
-    if (!stays && (turn.streams || !pass->has_own_memory || node->regimes == REGIME_LATE))
+    bool may_hide = !stays && (!pass->ahead.is_checked || pass->ahead.hides);
+    if (may_hide && (turn.streams || !pass->has_own_memory || node->regimes == REGIME_LATE))
         turn.ready = offload_ready(pass->graph, pass->graph->n_nodes, number, first, n);
     pass->streams |= turn.streams;
     if (n > pass->slots.n_elements && (!stays || offload_touches_file(node))) pass->slots.n_elements = n;
@@ -223,6 +225,11 @@ static int side_of(const Pass *pass, const Turn *turn) {
     return pass->has_own_memory && !is_away(pass, turn) ? ON_DEVICE : AT_HOST;
 }
 
+/* The steps that it is made in. */
+static int regimes_of(const Pass *pass, const Turn *turn) {
+    return turn->ready >= 0 && pass->ahead.is_checked ? REGIME_AHEAD : turn->node->regimes;
+}
+
 static Place place_of(const Tensor *tensor) {
     return tensor_root((Tensor *)tensor)->place;
 }
@@ -272,10 +279,17 @@ static Tensor *bring(Pass *pass, int number, Turn *turn, int at, Tensor *from) {
     return slot;
 }
 
-/* Where the turn's elements of a tensor are between steps. */
+/* Where the turn finds its elements of a tensor, and where it leaves them. */
 static Tensor *lying(Pass *pass, const Turn *turn, Tensor *tensor) {
-    return is_state(pass, tensor) ? offload_home_of(&pass->arrays, tensor, turn->first)
-                                  : part_of(pass, turn, tensor);
+    if (!is_state(pass, tensor)) return part_of(pass, turn, tensor);
+    Tensor *home = offload_home_of(&pass->arrays, tensor, turn->first);
+    return offload_ahead_source(&pass->ahead, home, turn->node->section);
+}
+
+static Tensor *to_lie(Pass *pass, const Turn *turn, Tensor *tensor) {
+    if (!is_state(pass, tensor)) return part_of(pass, turn, tensor);
+    Tensor *home = offload_home_of(&pass->arrays, tensor, turn->first);
+    return offload_ahead_target(&pass->ahead, home, turn->node->section);
 }
 
 /* The copy is written and not read; but where a factor says that nothing changes, it goes back as it came. */
@@ -292,7 +306,7 @@ static bool may_be_brought_last(const Pass *pass, int number, const Tensor *part
 static void begin_turn(Pass *pass, const Turns *turns, int number, bool is_time) {
     Turn *turn = &turns->turn[number];
     const Node *node = turn->node;
-    pass->graph->regimes = node->regimes;
+    pass->graph->regimes = regimes_of(pass, turn);
     for (int k = 0; k < node->n_inputs; k++) {
         Tensor *input = node->input[k];
         if (!input || turn->input[k]) continue;
@@ -346,9 +360,12 @@ static void free_slots(Pass *pass, const Turns *turns, int number) {
     if (number < pass->slots.n) return;
     bool is_at_host = side_of(pass, &turns->turn[number]) == AT_HOST;
     const Turn *before = &turns->turn[number - pass->slots.n];
+    int regimes = pass->graph->regimes;
+    pass->graph->regimes = regimes_of(pass, before);
     for (int i = 0; i < before->n_up && is_away(pass, &turns->turn[number]); i++)
         op_move_wait(pass->graph, before->up[i], true);
     for (int i = 0; i < before->n_written; i++) op_move_wait(pass->graph, before->written[i], is_at_host);
+    pass->graph->regimes = regimes;
 }
 
 /* A slot's new numbers to their place in a file. */
@@ -366,7 +383,7 @@ static void take_back(Pass *pass, int number, Turn *turn) {
     const Node *node = turn->node;
     for (int k = 0; k < node->n_outputs; k++) {
         if (!node->output[k] || !is_flat_output(node, k)) continue;
-        Tensor *to = lying(pass, turn, node->output[k]);
+        Tensor *to = to_lie(pass, turn, node->output[k]);
         if (is_in_reach(pass, turn, to, is_state(pass, node->output[k]))) continue;
         if (offload_is_in_file(to) && !is_state(pass, node->output[k])) {
             take_to_file(pass, number, turn, k, to);
@@ -382,9 +399,24 @@ static void take_back(Pass *pass, int number, Turn *turn) {
 /* Others than updates touch weights too: they go on with the new ones of the whole node. */
 static void join_device(Pass *pass, const Turns *turns, const Node *node) {
     const Turn *turn = turns->turn;
-    for (int i = turns->n - 1; i >= 0; i--)
+    int regimes = pass->graph->regimes;
+    for (int i = turns->n - 1; i >= 0; i--) {
+        pass->graph->regimes = regimes_of(pass, &turn[i]);
         for (int k = 0; turn[i].node == node && k < turn[i].n_up; k++)
             op_move_wait(pass->graph, turn[i].up[k], false);
+    }
+    pass->graph->regimes = regimes;
+}
+
+/* A step that leaves this turn out finds the weights kept as well. */
+static void keep_weights(Pass *pass, const Turn *turn) {
+    const Node *node = turn->node;
+    int regimes = pass->graph->regimes;
+    pass->graph->regimes = 0;
+    for (int k = 0; k < node->n_outputs && turn->ready >= 0 && pass->ahead.is_checked; k++)
+        if (node->output[k] && is_flat_output(node, k) && !is_state(pass, node->output[k]))
+            offload_ahead_keep(&pass->ahead, node->output[k], turn->first, turn->n);
+    pass->graph->regimes = regimes;
 }
 
 static void run_turn(Pass *pass, const Turns *turns, int number) {
@@ -396,6 +428,7 @@ static void run_turn(Pass *pass, const Turns *turns, int number) {
     bool is_at_host = side_of(pass, turn) == AT_HOST;
     for (int i = 0; i < turn->n_came; i++) op_move_wait(graph, turn->came[i], is_at_host);
     free_slots(pass, turns, number);
+    keep_weights(pass, turn);
     Node *update = graph_record(graph, node->op, attributes_of(pass, turn), node->attributes_bytes,
                                 node->n_inputs, turn->input, node->n_outputs, turn->output);
     memcpy(update->write, node->write, sizeof update->write);
@@ -462,7 +495,7 @@ static void mark_last_only(const Graph *graph, int first) {
 static void hide_turns(Pass *pass) {
     const Turns *turns = &pass->turns[SECTION_UPDATE];
     int regimes = pass->graph->regimes;
-    pass->graph->regimes = turns->turn[0].node->regimes;
+    pass->graph->regimes = regimes_of(pass, &turns->turn[0]);
     bring_small(pass, turns, turns->turn[0].node);
     begin_turns(pass, turns);
     pass->graph->regimes = regimes;
@@ -491,7 +524,9 @@ static void make_nodes(Pass *pass, OffloadFiles *files) {
             run_turns(pass, node);
             continue;
         }
-        if (offload_copies_take(&copies, node) || offload_files_take(files, node)) continue;
+        if (offload_copies_take(&copies, node) || offload_files_take(files, node) ||
+            offload_ahead_take(&pass->ahead, node))
+            continue;
         int n_before = graph->n_nodes;
         if (pass->hides && node->section == SECTION_BACKWARD && !has_begun) {
             hide_turns(pass);
@@ -549,6 +584,11 @@ static int slots_for(int n_turns) {
     return n < OFFLOAD_SLOTS ? OFFLOAD_SLOTS : n > STREAM_SLOTS ? STREAM_SLOTS : n;
 }
 
+/* Do pieces of the state come to slots? Otherwise the host's cores update them where they lie. */
+static bool has_slots(const Pass *pass) {
+    return !pass->has_own_memory || pass->streams || pass->arrays.away == PLACE_FILE;
+}
+
 static bool has_files(const Offload *offload) {
     return offload->to[OFFLOAD_WEIGHTS] == OFFLOAD_FILE || offload->to[OFFLOAD_GRADIENTS] == OFFLOAD_FILE;
 }
@@ -561,7 +601,7 @@ static bool find_state(Pass *pass) {
                        "--offload optimizer: this optimizer keeps nothing; leave it out");
 }
 
-void offload_update(Graph *graph, const Offload *offload, const BackendTraits *traits) {
+void offload_update(Graph *graph, const Offload *offload, const BackendTraits *traits, bool may_go_ahead) {
     bool moves_state = offload_has(offload, OFFLOAD_OPTIMIZER);
     if ((!moves_state && !has_files(offload)) || graph->error.status != STATUS_OK) return;
     Pass pass = {.graph = graph,
@@ -573,8 +613,10 @@ void offload_update(Graph *graph, const Offload *offload, const BackendTraits *t
     int chunk_before = graph->chunk, block_before = graph->block;
     if (!find_state(&pass) || !check_updates(&pass)) return;
     OffloadFiles files = offload_files_open(graph, offload, traits);
+    pass.ahead = offload_ahead_find(graph, may_go_ahead);
     for (int section = 0; section < N_SECTIONS; section++) find_turns(&pass, (Section)section);
     if (pass.streams) pass.slots.n = slots_for(pass.turns[SECTION_UPDATE].n);
+    if (moves_state && has_slots(&pass)) offload_ahead_pair(&pass.ahead, &pass.arrays);
     make_nodes(&pass, &files);
     check_rest(&pass);
     offload_fill_gaps(&pass.arrays, offload->share >= 1.0);

@@ -81,7 +81,6 @@ static Status check_last(Stretch *stretch, int at, Error *error) {
 }
 
 static Status run_steps(Stretch *stretch, Error *error) {
-    enum { UNCLIPPED_BEFORE = 4 };
     TrainStep *step = stretch->step;
     bool is_open = false; /* the last update was not checked */
     int n_steps = stretch->steps->n_steps;
@@ -89,7 +88,7 @@ static Status run_steps(Stretch *stretch, Error *error) {
         TRY(stretch_start(stretch->steps, at, error));
         TRY(run_gradient(stretch, at, error));
         if (is_open) TRY(check_last(stretch, at, error));
-        is_open = step->n_unclipped >= UNCLIPPED_BEFORE && at + 1 < n_steps;
+        is_open = step->n_unclipped >= STEP_UNCLIPPED_BEFORE && at + 1 < n_steps;
         TRY(run_update(stretch, at, is_open, error));
         if (!is_open) count(step, stretch->norms[at]);
     }

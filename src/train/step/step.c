@@ -135,6 +135,12 @@ Status train_step_plan(TrainStep *step, const ModelConfig *config, const Paramet
     return status;
 }
 
+static bool goes_ahead(const TrainStep *step) {
+    for (int i = 0; i < step->graph->n_nodes; i++)
+        if (step->graph->node[i]->regimes & REGIME_AHEAD) return true;
+    return false;
+}
+
 /* Where it updates by itself, for moves of files, and where there are more moves than may be under way. */
 static bool moves_hold_host(const TrainStep *step) {
     int64_t n = 0;
@@ -162,6 +168,8 @@ Status train_step_open(TrainStep *step, DeviceMemory *memory, Error *error) {
     step->tokens = ARENA_ARRAY(&step->graph->arena, int32_t, count);
     step->targets = ARENA_ARRAY(&step->graph->arena, int32_t, count);
     step->moves_hold_host = moves_hold_host(step);
+    step->goes_ahead = goes_ahead(step);
+    if (step->goes_ahead) step->n_unclipped = STEP_UNCLIPPED_BEFORE; /* the first step tries */
     return executor_open(&step->executor, &step->program, memory, error);
 }
 

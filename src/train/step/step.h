@@ -101,6 +101,9 @@ typedef struct {
 
 enum { STEP_MOST_BEGUN = 2 };
 
+/* Of an update that goes before its norm is known: behind a clipped step so many others come first. */
+enum { STEP_UNCLIPPED_BEFORE = 4 };
+
 /* What the executor and the communicator have counted so far. */
 typedef struct {
     uint64_t phase_ns[N_PHASES];
@@ -137,8 +140,9 @@ typedef struct {
     bool must_join;  /* all ranks shall have the same weights behind the step that begins next: said by the
                      * caller, on all ranks alike */
     LossScale scale; /* of value 1 where it is not needed */
-    int64_t n_unclipped; /* steps in a row whose gradient was short enough, and updates that were undone: */
-    int64_t n_undone;    /* where they are checked later (loop/checked.h) */
+    int64_t n_unclipped; /* steps in a row whose gradient was short enough, and updates that were undone, */
+    int64_t n_undone;    /* where they are checked later (loop/checked.h) or begin in the backward */
+    bool goes_ahead;     /* they do, where steps of REGIME_AHEAD have nodes of their own */
     int64_t B;           /* sequences of a micro-batch on this rank: at most micro_batch */
     int64_t n_micro_batches; /* the same on every rank */
     StepAction *actions;     /* of a training step; one forward in an evaluation */

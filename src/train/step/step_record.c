@@ -257,7 +257,7 @@ static void offload_step(const TrainStep *step, const BackendTraits *traits) {
     offload_weights(graph, offload, traits);
     offload_gradients(graph, offload, traits, step->n_micro_batches > 1);
     offload_activations(graph, offload);
-    offload_update(graph, offload, traits);
+    offload_update(graph, offload, traits, !step->options.pipeline);
 }
 
 Status step_record(TrainStep *step, const ModelConfig *config, const ParameterTable *table,

@@ -146,8 +146,12 @@ Status train_step_check(TrainStep *step, bool *was_right, Error *error) {
     return STATUS_OK;
 }
 
+/* From the state as it was, which is in the other twins since the update. */
 Status train_step_redo(TrainStep *step, Error *error) {
-    return executor_run(&step->executor, SECTION_REDO, MICRO_BATCH_ONLY, error);
+    executor_swap_twins(&step->executor);
+    TRY(executor_run(&step->executor, SECTION_REDO, MICRO_BATCH_ONLY, error));
+    executor_swap_twins(&step->executor);
+    return STATUS_OK;
 }
 
 /* An update by a factor that is no number changes nothing. Gradients of the next step may be on their way. */
@@ -158,12 +162,24 @@ Status train_step_undo(TrainStep *step, Error *error) {
     return train_step_redo(step, error);
 }
 
+/* After a few steps that were not clipped the next one will hardly be. */
+static void expect_norm(TrainStep *step) {
+    if (step->goes_ahead) step->regimes = step->n_unclipped >= STEP_UNCLIPPED_BEFORE ? REGIME_AHEAD : 0;
+}
+
+/* Of a step that did not begin its update in the backward it is made here, behind the norm. */
 static Status run_update(TrainStep *step, const StepRun *run, MicroBatch position, Error *error) {
-    bool was_right = true;
+    bool was_right = true, was_begun = !step->goes_ahead || (position.regimes & REGIME_AHEAD);
     TRY(executor_run(&step->executor, SECTION_UPDATE, position, error));
-    if (!step->optimizer.assumed || run->checks_later) return STATUS_OK;
+    if (!step->optimizer.assumed) return STATUS_OK;
+    executor_swap_twins(&step->executor);
+    if (run->checks_later) return STATUS_OK;
     TRY(train_step_check(step, &was_right, error));
-    return was_right ? STATUS_OK : train_step_redo(step, error);
+    if (step->goes_ahead) {
+        step->n_unclipped = was_right ? step->n_unclipped + 1 : 0;
+        step->n_undone += was_begun && !was_right;
+    }
+    return was_right && was_begun ? STATUS_OK : train_step_redo(step, error);
 }
 
 /* How the executor runs an action. */
@@ -410,6 +426,7 @@ Status train_step_begin(TrainStep *step, const BatchSource *source, int64_t inde
     float hyper[N_HYPER];
     begin_regime(step, index, rate);
     begin_update(step, index, rate, hyper);
+    expect_norm(step);
     TRY(upload_numbers(step, step->optimizer.hyper, hyper, error)); /* updates may stand in the backward */
     TRY(begin_local(step, rate, hyper, error));
     TRY(upload_scale(step, error));
