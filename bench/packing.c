@@ -11,6 +11,7 @@
 #include <stdlib.h>
 
 #include "backend/cpu/kernels.h"
+#include "base/system/memory.h"
 #include "base/system/timer.h"
 #include "bench/limits.h"
 #include "ops/compress/compress.h"
@@ -18,13 +19,18 @@
 
 enum { N_TRIES = 9, N_RANKS = 4 };
 
-/* Memory for all tensors that a node names, filled with numbers of both signs and sizes; words are those that
- * the first node made. */
+/* Memory for all tensors that a node names, as a run takes it (large pages where there are any), filled with
+ * numbers of both signs and sizes; words are those that the first node made. */
 static void *memory_of(const Tensor *tensor, bool is_positive) {
     size_t n = (size_t)tensor_count(tensor);
-    float *data = aligned_alloc(64, (tensor_bytes(tensor) + 63) / 64 * 64);
+    void *memory;
+    Error error = {0};
+    if (memory_alloc(&memory, (size_t)tensor_bytes(tensor), tensor->name, &error) != STATUS_OK) {
+        fprintf(stderr, "%s\n", error.text);
+        exit(1);
+    }
+    float *data = memory;
     uint32_t state = 12345u + (uint32_t)n;
-    if (!data) exit(1);
     for (size_t i = 0; i < n; i++) {
         state = state * 1664525u + 1013904223u;
         float value = (float)(state >> 8) / (float)(1 << 24) + 1e-3f;
@@ -66,7 +72,8 @@ static void run_all(Bench *bench, Graph *graph, const char *format) {
     for (int i = 0; i < graph->n_tensors; i++)
         bench->data[i] = memory_of(graph->tensor[i], graph->tensor[i]->place == PLACE_OPTIMIZER);
     for (int i = 0; i < graph->n_nodes; i++) run(bench, graph->node[i], format);
-    for (int i = 0; i < graph->n_tensors; i++) free(bench->data[i]);
+    for (int i = 0; i < graph->n_tensors; i++)
+        memory_free(bench->data[i], (size_t)tensor_bytes(graph->tensor[i]));
     graph_free(graph);
 }
 

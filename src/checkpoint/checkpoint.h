@@ -50,6 +50,9 @@ typedef struct {
     bool has_owner_error;
     int64_t n_variance_updates;
     bool is_frozen; /* and it is: behind the first compressed step */
+    /* Of a run that was begun so and goes on as exact, without errors: the updates that the variance has
+     * missed meanwhile. */
+    int64_t n_frozen_steps;
     /* What else a way to compress goes by: exact steps, as the run itself has found them (0: it has not); the
      * variance's norm when it last looked (0: never); numbers of the tensors, by rows in the order of the
      * model's table (NULL: none). */

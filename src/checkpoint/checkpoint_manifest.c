@@ -59,6 +59,8 @@ static json_t *numbers_json(const float *numbers, int64_t n) {
 static json_t *compression_json(const CheckpointState *state) {
     json_t *object = json_object();
     if (state->n_exact_steps) json_object_set_new(object, "exact_steps", json_integer(state->n_exact_steps));
+    if (state->n_frozen_steps)
+        json_object_set_new(object, "frozen_steps", json_integer(state->n_frozen_steps));
     if (state->variance_norm > 0.0)
         json_object_set_new(object, "variance_norm", json_make_number(state->variance_norm));
     if (state->coefficients)
@@ -100,7 +102,8 @@ static json_t *manifest_json(const Manifest *manifest) {
                             json_pack("{s:i, s:b, s:I, s:b}", "ranks", state->n_errors, "owners",
                                       state->has_owner_error, "variance_updates",
                                       (json_int_t)state->n_variance_updates, "frozen", state->is_frozen));
-    if (object && (state->n_exact_steps || state->variance_norm > 0.0 || state->coefficients))
+    if (object &&
+        (state->n_exact_steps || state->n_frozen_steps || state->variance_norm > 0.0 || state->coefficients))
         json_object_set_new(object, "compression", compression_json(state));
     if (object && state->router_bias)
         json_object_set_new(object, "router_bias", numbers_json(state->router_bias, state->n_router_biases));
@@ -205,6 +208,9 @@ static Status read_compression(const json_t *object, const char *path, Checkpoin
     TRY(json_field_object(object, path, "compression", &compression, error));
     if (json_object_get(compression, "exact_steps"))
         TRY(json_field_int(compression, path, "exact_steps", 0, INT64_MAX / 2, &state->n_exact_steps, error));
+    if (json_object_get(compression, "frozen_steps"))
+        TRY(json_field_int(compression, path, "frozen_steps", 0, INT64_MAX / 2, &state->n_frozen_steps,
+                           error));
     if (json_object_get(compression, "variance_norm"))
         TRY(json_field_float(compression, path, "variance_norm", 0.0, DBL_MAX, &state->variance_norm, error));
     if (!json_object_get(compression, "coefficients")) return STATUS_OK;

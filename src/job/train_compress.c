@@ -224,6 +224,12 @@ Status train_compress_complete(TrainRun *run, Error *error) {
                           "--compress-warmup 0: %s freezes a variance that it has to learn first; give it "
                           "some steps, a fifth of them say, or auto",
                           parallel->compress);
+    if (run->compression.n_warmup >= run->values.train.n_steps)
+        log_warning(&run->log,
+                    "--compress %s: the first %lld steps are exact (--compress-warmup), which are all of the "
+                    "%lld; nothing is compressed",
+                    parallel->compress, (long long)run->compression.n_warmup,
+                    (long long)run->values.train.n_steps);
     return STATUS_OK;
 }
 

@@ -293,9 +293,10 @@ static Status check_experts(TrainRun *run, Error *error) {
 }
 
 /* What updates that are a step late cannot be had with. */
-static Status check_delayed(const TrainRun *run, Error *error) {
+static Status check_delayed(TrainRun *run, Error *error) {
     const TrainCommand *values = &run->values;
-    if (!values->optimizer.n_prompt) return STATUS_OK;
+    long long n_prompt = values->optimizer.n_prompt, n_steps = values->train.n_steps;
+    if (!n_prompt) return STATUS_OK;
     if (values->async.sync != SYNC_EXACT)
         return error_user(error,
                           "--sync %s has updates of its own that are late; leave out it or --delayed-update",
@@ -307,6 +308,12 @@ static Status check_delayed(const TrainRun *run, Error *error) {
         return error_user(error,
                           "--delayed-update: a pipeline that is not flushed is late already; choose another "
                           "--schedule, or leave it out");
+    if (n_prompt + 1 >= n_steps)
+        log_warning(
+            &run->log,
+            "--delayed-update %lld: of %lld steps the first %lld and the last update at once; none is "
+            "late",
+            n_prompt, n_steps, n_prompt < n_steps ? n_prompt : n_steps);
     return STATUS_OK;
 }
 

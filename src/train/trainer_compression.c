@@ -112,6 +112,7 @@ Status trainer_say_compression(Trainer *trainer, CheckpointState *state, Error *
     const TrainStep *step = &trainer->step;
     const CheckpointState *before = &trainer->resumed_from;
     const Compression *compression = &step->options.sync.compression;
+    state->n_frozen_steps = step->phase.n_frozen;
     state->n_exact_steps = before->n_exact_steps;
     state->variance_norm = before->variance_norm;
     state->coefficients = before->coefficients;

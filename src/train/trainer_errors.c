@@ -72,17 +72,26 @@ static Status take_basis(Trainer *trainer, const Checkpoint *checkpoint, float *
                     : STATUS_OK;
 }
 
+/* A variance that was frozen has had fewer updates than the weights; alone it goes on from there. */
+static void take_phase(TrainStep *step, const CheckpointState *state, bool is_adam) {
+    int64_t n_updates = state->step - state->n_skipped_steps,
+            n_missed = state->n_errors ? n_updates - state->n_variance_updates : state->n_frozen_steps;
+    if (n_missed < 0) n_missed = 0;
+    if (n_missed > n_updates) n_missed = n_updates;
+    step->phase = (CompressedPhase){.n_variance_updates =
+                                        state->n_errors ? state->n_variance_updates : n_updates - n_missed,
+                                    .n_frozen = is_adam && !step->compressed.comm ? n_missed : 0,
+                                    .is_frozen = state->is_frozen};
+}
+
 Status trainer_take_errors(Trainer *trainer, const Checkpoint *checkpoint, float *room, Error *error) {
     TrainStep *step = &trainer->step;
     const CheckpointState *state = &checkpoint->state;
-    step->phase =
-        (CompressedPhase){.n_variance_updates = state->n_errors ? state->n_variance_updates
-                                                                : state->step - state->n_skipped_steps,
-                          .is_frozen = state->is_frozen};
-    TRY(take_basis(trainer, checkpoint, room, error));
-    if (!state->n_errors) return STATUS_OK;
     Compression begun = {0};
     if (trainer->setup.parallel) TRY(compression_parse(trainer->setup.parallel->compress, &begun, error));
+    take_phase(step, state, compression_is_adam(&begun));
+    TRY(take_basis(trainer, checkpoint, room, error));
+    if (!state->n_errors) return STATUS_OK;
     if (!step->compressed.comm)
         return compression_is_adam(&begun) ? add_to_momentum(trainer, checkpoint, room, error) : STATUS_OK;
     return share_out(trainer, checkpoint, room, error);

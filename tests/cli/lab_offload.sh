@@ -56,4 +56,5 @@ refused '/auto is no choice/' lab offload --choices auto
 refused '/--memory is wanted/' lab offload --device cuda:h200
 refused '/--memory .16GB,/' lab offload --memory 16GB,1
 refused '/--host-memory is one number/' lab offload --host-memory 1G,2G
+refused '/cannot make a file in nowhere/' lab offload --folder nowhere # before anything is timed
 refused '/did you mean cuda:h200/' lab offload --device cuda:h300

@@ -118,6 +118,8 @@ done
 ! cmp -s plain/checkpoints/step-00000012/model.safetensors two/checkpoints/step-00000012/model.safetensors || fail "no update was late"
 rm -r two/checkpoints/step-00000018
 refused "/update is to come/" train --resume two --delayed-update 0
+pgpt train "${options[@]}" --steps 5 --out short "${late[@]}"
+grep -q 'of 5 steps the first 4 and the last update at once; none is late' err || fail "not said: $(cat err)"
 for ((k = 0; k < 3; k++)); do
     "$PGPT" train "${options[@]}" --save-every 1 --out killed "${late[@]}" --resume auto "${away[@]}" >out 2>err </dev/null &
     process=$!

@@ -1,9 +1,11 @@
-/* compress, combine and expand: one pass over memory, a block of 64 numbers in registers at a time.
+/* compress, combine and expand: one pass over memory, a block of 64 numbers in registers at a time (of the
+ * largest, in the cache).
  *
  * Blocks are shared out to threads and are independent of each other, so results do not depend on their
  * number. What has no fast code here (the last, shorter block of a slice; halves on a processor that does not
  * convert them) is done by the plain functions of the format. */
 #include "ops/compress/compress.h"
+#include "backend/cpu/compress_top.h"
 #include "backend/cpu/kernels.h"
 
 #include <math.h>
@@ -23,6 +25,20 @@ CPU_INLINE Values load(const float *from) {
 
 CPU_INLINE void store(const Values *values, float *to) {
     for (int k = 0; k < N_VECS; k++) vec_store(to + k * VEC_LANES, values->value[k]);
+}
+
+/* What is not a number stays so. */
+CPU_INLINE vec cut(vec v, vec limit) {
+    return vec_max(-limit, vec_min(limit, v));
+}
+
+/* Of a block; none without a variance. */
+CPU_INLINE Values limits_of(const float *variance, float bound) {
+    Values limit;
+    for (int k = 0; k < N_VECS; k++)
+        limit.value[k] =
+            variance ? vec_set(bound) * vec_sqrt(vec_load(variance + k * VEC_LANES)) : vec_set(INFINITY);
+    return limit;
 }
 
 /* ---- signs */
@@ -48,53 +64,62 @@ CPU_INLINE vec with_signs(uint32_t bits, vec magnitude) {
     return (vec)((veci)magnitude ^ (is_negative & (veci)vec_set(-0.0f)));
 }
 
-/* What is not a number stays so. */
-CPU_INLINE vec cut(vec v, vec limit) {
-    v = vec_select(v > limit, limit, v);
-    return vec_select(v < -limit, -limit, v);
-}
-
-CPU_INLINE vec limit_at(const float *variance, float bound, int k) {
-    return variance ? vec_set(bound) * vec_sqrt(vec_load(variance + k * VEC_LANES)) : vec_set(INFINITY);
-}
-
-CPU_INLINE void encode_signs(Values *values, const float *variance, float bound, uint32_t *words,
-                             float *scale) {
-    vec limit[N_VECS], squares[COLUMN_VECS] = {{0}};
+CPU_INLINE void encode_signs(Values *values, const Values *limit, uint32_t *words, float *scale) {
+    vec squares[COLUMN_VECS] = {{0}};
     veci n_free = {0};
     for (int k = 0; k < N_VECS; k++) {
-        limit[k] = limit_at(variance, bound, k);
-        values->value[k] = cut(values->value[k], limit[k]);
+        values->value[k] = cut(values->value[k], limit->value[k]);
         squares[k % COLUMN_VECS] = vec_fma(values->value[k], values->value[k], squares[k % COLUMN_VECS]);
-        n_free -= limit[k] > vec_set(0.0f);
+        n_free -= limit->value[k] > vec_set(0.0f);
     }
     float n = vec_sum(__builtin_convertvector(n_free, vec));
     for (int width = COLUMN_VECS / 2; width; width /= 2)
         for (int k = 0; k < width; k++) squares[k] += squares[k + width];
-    *scale = n > 0.0f ? sqrtf(vec_sum(squares[0]) / n) : 0.0f;
+    float root = n > 0.0f ? sqrtf(vec_sum(squares[0]) / n) : 0.0f;
+    *scale = root;
     uint64_t all = 0;
     for (int k = 0; k < N_VECS; k++) {
         uint32_t bits = positive_bits(values->value[k]);
-        vec magnitude = vec_set(*scale);
-        magnitude = vec_select(magnitude > limit[k], limit[k], magnitude);
-        values->value[k] -= with_signs(bits, magnitude);
+        values->value[k] -= with_signs(bits, vec_min(limit->value[k], vec_set(root)));
         all |= (uint64_t)bits << k * VEC_LANES;
     }
     memcpy(words, &all, sizeof all);
 }
 
-CPU_INLINE void decode_signs(const uint32_t *words, float scale, const float *variance, float bound,
-                             Values *said) {
+CPU_INLINE void decode_signs(const uint32_t *words, float scale, const Values *limit, Values *said) {
     uint64_t all;
     memcpy(&all, words, sizeof all);
-    for (int k = 0; k < N_VECS; k++) {
-        vec limit = limit_at(variance, bound, k), magnitude = vec_set(scale);
-        magnitude = vec_select(magnitude > limit, limit, magnitude);
-        said->value[k] = with_signs((uint32_t)(all >> k * VEC_LANES), magnitude);
-    }
+    for (int k = 0; k < N_VECS; k++)
+        said->value[k] =
+            with_signs((uint32_t)(all >> k * VEC_LANES), vec_min(limit->value[k], vec_set(scale)));
 }
 
 /* ---- 8 bits */
+
+/* Whole numbers, VEC_LANES of a byte each. */
+CPU_INLINE vec load_bytes(const int8_t *from) {
+#if defined(__AVX512F__)
+    return (vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)from)));
+#elif defined(__AVX2__)
+    return (vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)from)));
+#else
+    vec v;
+    for (int i = 0; i < VEC_LANES; i++) v[i] = (float)from[i];
+    return v;
+#endif
+}
+
+CPU_INLINE void store_bytes(vec v, int8_t *to) {
+#if defined(__AVX512F__)
+    _mm_storeu_si128((void *)to, _mm512_cvtepi32_epi8(_mm512_cvttps_epi32((__m512)v)));
+#elif defined(__AVX2__)
+    __m256i code = _mm256_cvttps_epi32((__m256)v);
+    __m128i pairs = _mm_packs_epi32(_mm256_castsi256_si128(code), _mm256_extracti128_si256(code, 1));
+    _mm_storel_epi64((void *)to, _mm_packs_epi16(pairs, pairs));
+#else
+    for (int i = 0; i < VEC_LANES; i++) to[i] = (int8_t)v[i];
+#endif
+}
 
 CPU_INLINE vec rounded(vec v) {
 #if defined(__AVX512F__)
@@ -119,25 +144,18 @@ CPU_INLINE float largest(const Values *values) {
 }
 
 CPU_INLINE void encode_int8(Values *values, uint32_t *words, float *scale) {
-    typedef int8_t bytes __attribute__((vector_size(VEC_LANES)));
-    float most = largest(values), step = most > 0.0f ? 127.0f / most : 0.0f;
-    *scale = most / 127.0f;
+    float most = largest(values), step = most > 0.0f ? 127.0f / most : 0.0f, unit = most / 127.0f;
+    *scale = unit;
     for (int k = 0; k < N_VECS; k++) {
         vec code = isfinite(most) ? rounded(values->value[k] * vec_set(step)) : vec_set(0.0f);
-        bytes codes = __builtin_convertvector(__builtin_convertvector(code, veci), bytes);
-        memcpy((int8_t *)words + k * VEC_LANES, &codes, sizeof codes);
-        values->value[k] = vec_fma(-code, vec_set(*scale), values->value[k]);
+        store_bytes(code, (int8_t *)words + k * VEC_LANES);
+        values->value[k] = vec_fma(-code, vec_set(unit), values->value[k]);
     }
 }
 
 CPU_INLINE void decode_int8(const uint32_t *words, float scale, Values *said) {
-    typedef int8_t bytes __attribute__((vector_size(VEC_LANES)));
-    for (int k = 0; k < N_VECS; k++) {
-        bytes codes;
-        memcpy(&codes, (const int8_t *)words + k * VEC_LANES, sizeof codes);
-        vec code = __builtin_convertvector(__builtin_convertvector(codes, veci), vec);
-        said->value[k] = code * vec_set(scale);
-    }
+    for (int k = 0; k < N_VECS; k++)
+        said->value[k] = load_bytes((const int8_t *)words + k * VEC_LANES) * vec_set(scale);
 }
 
 /* ---- 16 bits */
@@ -185,108 +203,57 @@ CPU_INLINE void decode_f16(const uint32_t *words, float scale, Values *said) {
         said->value[k] = load_halves((const uint16_t *)words + k * VEC_LANES) * vec_set(scale);
 }
 
-/* ---- the largest */
-
-/* Sizes as whole numbers, which are ordered as they are; what is not a number is the largest. */
-CPU_INLINE veci sizes_of(vec v) {
-    veci size = (veci)v & 0x7fffffff, none = size > 0x7f800000;
-    return size | (none & 0x7fffffff);
-}
-
-CPU_INLINE int first_lane(veci v, int32_t wanted) {
-#if defined(__AVX512F__)
-    uint32_t bits = _mm512_cmpeq_epi32_mask((__m512i)v, _mm512_set1_epi32(wanted));
-#else
-    uint32_t bits = 0;
-    for (int i = 0; i < VEC_LANES; i++) bits |= (uint32_t)(v[i] == wanted) << i;
-#endif
-    return bits ? __builtin_ctz(bits) : VEC_LANES;
-}
-
-CPU_INLINE int32_t largest_lane(veci v) {
-#if defined(__AVX512F__)
-    return _mm512_reduce_max_epi32((__m512i)v);
-#else
-    int32_t most = v[0];
-    for (int i = 1; i < VEC_LANES; i++) most = v[i] > most ? v[i] : most;
-    return most;
-#endif
-}
-
-/* One after the other, the first of equal ones; each then counts as 0, as it is. `values` is what is left
- * over in memory, where single ones are taken. */
-CPU_INLINE void encode_top(const Codec *codec, float *values, const float *variance, float bound,
-                           uint32_t *words) {
-    veci size[N_VECS];
-    uint8_t *places = (uint8_t *)(words + codec->n_kept);
-    for (int k = 0; k < N_VECS; k++) {
-        vec v = cut(vec_load(values + k * VEC_LANES), limit_at(variance, bound, k));
-        vec_store(values + k * VEC_LANES, v);
-        size[k] = sizes_of(v);
-    }
-    memset(places, 0, (size_t)(codec_code_words(codec) - codec->n_kept) * sizeof *words);
-    for (int i = 0; i < codec->n_kept; i++) {
-        veci most = size[0];
-        int at = 0;
-        for (int k = 1; k < N_VECS; k++) most = (veci)vec_select(size[k] > most, (vec)size[k], (vec)most);
-        int32_t wanted = largest_lane(most);
-        for (int k = N_VECS - 1; k >= 0; k--) {
-            int lane = first_lane(size[k], wanted);
-            if (lane < VEC_LANES) at = k * VEC_LANES + lane;
-        }
-        size[at / VEC_LANES][at % VEC_LANES] = 0;
-        memcpy(words + i, values + at, sizeof *words);
-        places[i] = (uint8_t)at;
-        values[at] = 0.0f;
-    }
-}
-
 /* ---- any of them, a block of a slice */
 
 typedef struct {
     Codec codec;
     CodecSlice slice;
+    int64_t code_words; /* of a block */
     float *scales;
 } Packing;
 
 static Packing packing(const CompressAttributes *a, const CodecSlice *slice) {
-    return (Packing){a->codec, *slice, codec_scales(&a->codec, slice->words, slice->n)};
+    return (Packing){a->codec, *slice, codec_code_words(&a->codec),
+                     codec_scales(&a->codec, slice->words, slice->n)};
 }
 
-CPU_INLINE bool is_fast(const Packing *p, int64_t block) {
-    bool has_code = p->codec.kind <= CODEC_INT8 || (p->codec.kind == CODEC_F16 && HAS_HALVES);
-    return has_code && (block + 1) * CODEC_BLOCK <= p->slice.n;
+/* Of blocks up to `end`: up to where there is fast code, whole blocks of what the processor converts. */
+static int64_t fast_end(const Packing *p, int64_t end) {
+    int64_t n_whole = p->slice.n / CODEC_BLOCK;
+    if (p->codec.kind == CODEC_F16 && !HAS_HALVES) return 0;
+    return n_whole < end ? n_whole : end;
 }
 
-/* Of the values of the slice, which are what is left over. */
-static void encode_slowly(const Packing *p, int64_t block) {
-    int64_t first = block * CODEC_BLOCK;
-    if (p->codec.kind != CODEC_TOP || first + CODEC_BLOCK > p->slice.n) {
-        codec_encode(&p->codec, &p->slice, block, block + 1);
-        return;
-    }
-    const float *variance = p->slice.variance ? p->slice.variance + first : NULL;
-    encode_top(&p->codec, p->slice.values + first, variance, p->slice.bound,
-               p->slice.words + codec_code_words(&p->codec) * block);
+CPU_INLINE Values limits_at(const Packing *p, int64_t block) {
+    return limits_of(p->slice.variance ? p->slice.variance + block * CODEC_BLOCK : NULL, p->slice.bound);
 }
 
-/* The same of those in registers. */
-CPU_INLINE void encode(const Packing *p, int64_t block, Values *values) {
-    int64_t first = block * CODEC_BLOCK;
-    uint32_t *words = p->slice.words + codec_code_words(&p->codec) * block;
-    const float *variance = p->slice.variance ? p->slice.variance + first : NULL;
-    if (p->codec.kind == CODEC_SIGN) encode_signs(values, variance, p->slice.bound, words, &p->scales[block]);
+/* What is left over goes to the slice's values. The largest are taken from there, by take_top. */
+CPU_INLINE void encode(const Packing *p, int64_t block, const Values *limit, Values *values) {
+    uint32_t *words = p->slice.words + p->code_words * block;
+    float *left_over = p->slice.values + block * CODEC_BLOCK;
+    if (p->codec.kind == CODEC_TOP)
+        for (int k = 0; k < N_VECS; k++) values->value[k] = cut(values->value[k], limit->value[k]);
+    else if (p->codec.kind == CODEC_SIGN) encode_signs(values, limit, words, &p->scales[block]);
     else if (p->codec.kind == CODEC_INT8) encode_int8(values, words, &p->scales[block]);
     else encode_f16(values, words, &p->scales[block]);
-    store(values, p->slice.values + first);
+    store(values, left_over);
 }
 
-CPU_INLINE void decode(const Packing *p, int64_t block, Values *said) {
-    const uint32_t *words = p->slice.words + codec_code_words(&p->codec) * block;
-    const float *variance = p->slice.variance ? p->slice.variance + block * CODEC_BLOCK : NULL;
-    if (p->codec.kind == CODEC_SIGN) decode_signs(words, p->scales[block], variance, p->slice.bound, said);
-    else if (p->codec.kind == CODEC_INT8) decode_int8(words, p->scales[block], said);
-    else decode_f16(words, p->scales[block], said);
+/* Of blocks that were encoded. What was written number by number has arrived in the cache by the time that
+ * others behind it were, and can be read as vectors: so a group of blocks is taken at once. */
+enum { GROUP = 16 };
+
+static void take_top(const Packing *p, int64_t first, int64_t end) {
+    top_encode(&p->codec, p->slice.values + first * CODEC_BLOCK, p->slice.words + p->code_words * first,
+               end - first);
+}
+
+CPU_INLINE void decode(CodecKind kind, const uint32_t *words, float scale, const Values *limit,
+                       Values *said) {
+    if (kind == CODEC_SIGN) decode_signs(words, scale, limit, said);
+    else if (kind == CODEC_INT8) decode_int8(words, scale, said);
+    else decode_f16(words, scale, said);
 }
 
 /* ---- compress */
@@ -296,30 +263,36 @@ typedef struct {
     float gain, keep;
 } Sent;
 
-static void compress_blocks(const Packing *p, const Sent *sent, CpuRange range) {
-    for (int64_t first = range.first; first < range.end; first += CODEC_BLOCK) {
-        int64_t block = first / CODEC_BLOCK;
-        float *error = p->slice.values + first;
-        const float *gradient = sent->gradient + first,
-                    *momentum = sent->momentum ? sent->momentum + first : NULL;
-        if (!is_fast(p, block)) {
-            for (int64_t i = 0; i < CODEC_BLOCK && first + i < p->slice.n; i++) {
-                error[i] = fmaf(sent->gain, gradient[i], error[i]);
-                if (momentum) error[i] = fmaf(sent->keep, momentum[i], error[i]);
-            }
-            encode_slowly(p, block);
-            continue;
-        }
-        Values values = load(error);
-        for (int k = 0; k < N_VECS; k++) {
-            vec g = vec_load(gradient + k * VEC_LANES);
-            values.value[k] = vec_fma(vec_set(sent->gain), g, values.value[k]);
-            if (momentum)
-                values.value[k] =
-                    vec_fma(vec_set(sent->keep), vec_load(momentum + k * VEC_LANES), values.value[k]);
-        }
-        encode(p, block, &values);
+CPU_INLINE void compress_block(const Packing *p, const Sent *sent, int64_t block) {
+    int64_t first = block * CODEC_BLOCK;
+    Values values = load(p->slice.values + first), limit = limits_at(p, block);
+    for (int k = 0; k < N_VECS; k++) {
+        vec g = vec_load(sent->gradient + first + k * VEC_LANES);
+        values.value[k] = vec_fma(vec_set(sent->gain), g, values.value[k]);
+        if (!sent->momentum) continue;
+        vec m = vec_load(sent->momentum + first + k * VEC_LANES);
+        values.value[k] = vec_fma(vec_set(sent->keep), m, values.value[k]);
     }
+    encode(p, block, &limit, &values);
+}
+
+static void compress_slowly(const Packing *p, const Sent *sent, int64_t block) {
+    float *error = p->slice.values;
+    for (int64_t i = block * CODEC_BLOCK; i < (block + 1) * CODEC_BLOCK && i < p->slice.n; i++) {
+        error[i] = fmaf(sent->gain, sent->gradient[i], error[i]);
+        if (sent->momentum) error[i] = fmaf(sent->keep, sent->momentum[i], error[i]);
+    }
+    codec_encode(&p->codec, &p->slice, block, block + 1);
+}
+
+static void compress_blocks(const Packing *p, const Sent *sent, CpuRange range) {
+    int64_t block = range.first / CODEC_BLOCK, end = codec_blocks(range.end), end_fast = fast_end(p, end);
+    while (block < end_fast) {
+        int64_t first = block, last = block + GROUP < end_fast ? block + GROUP : end_fast;
+        for (; block < last; block++) compress_block(p, sent, block);
+        if (p->codec.kind == CODEC_TOP) take_top(p, first, last);
+    }
+    for (; block < end; block++) compress_slowly(p, sent, block);
 }
 
 Status cpu_compress(const KernelCall *call, Error *error) {
@@ -345,29 +318,79 @@ Status cpu_compress(const KernelCall *call, Error *error) {
 
 /* ---- combine */
 
-/* Adds what n_ranks messages say of a block, one behind the other from `from` on. */
-static void combine_blocks(const Packing *p, const CompressAttributes *a, uint32_t *from, CpuRange range) {
-    int64_t n_words = codec_words(&p->codec, p->slice.n);
-    for (int64_t first = range.first; first < range.end; first += CODEC_BLOCK) {
-        int64_t block = first / CODEC_BLOCK;
-        bool is_whole = is_fast(p, block);
-        Values values = {0}, said;
-        if (is_whole) values = load(p->slice.values + first);
-        for (int r = 0; r < a->n_slices; r++) {
-            CodecSlice slice = p->slice;
-            slice.words = from + r * n_words;
-            if (!is_whole) {
-                codec_decode(&p->codec, &slice, block, block + 1, a->gain, true);
-                continue;
-            }
-            Packing arrived = packing(a, &slice);
-            decode(&arrived, block, &said);
-            for (int k = 0; k < N_VECS; k++)
-                values.value[k] = vec_fma(vec_set(a->gain), said.value[k], values.value[k]);
-        }
-        if (is_whole) encode(p, block, &values);
-        else encode_slowly(p, block);
+/* What n_slices messages say, one behind the other from `from` on, n_words each. */
+typedef struct {
+    uint32_t *from;
+    int64_t n_words;
+    int n_messages;
+    float weight;
+} Arrived;
+
+CPU_INLINE void send_for_lines(const void *from, size_t n_bytes) {
+    enum { LINE = 64 };
+    for (size_t at = 0; at < n_bytes; at += LINE) __builtin_prefetch((const char *)from + at);
+}
+
+/* A processor sees by itself where a few arrays go on, but not so many that begin at once, nor beyond a page:
+ * what a block some way ahead needs is sent for. */
+CPU_INLINE void send_for(const Packing *p, const Arrived *arrived, int64_t block) {
+    enum { AHEAD = 16 };
+    int64_t ahead = block + AHEAD, first = ahead * CODEC_BLOCK;
+    const uint32_t *words = arrived->from + p->code_words * ahead;
+    if (first >= p->slice.n) return;
+    send_for_lines(p->slice.values + first, CODEC_BLOCK * sizeof(float));
+    if (p->slice.variance) send_for_lines(p->slice.variance + first, CODEC_BLOCK * sizeof(float));
+    for (int r = 0; r < arrived->n_messages; r++, words += arrived->n_words)
+        send_for_lines(words, (size_t)p->code_words * sizeof *words);
+}
+
+CPU_INLINE void combine_block(const Packing *p, const Arrived *arrived, int64_t block) {
+    Values limit = limits_at(p, block), values = load(p->slice.values + block * CODEC_BLOCK), said;
+    const uint32_t *words = arrived->from + p->code_words * block;
+    const float *scale = codec_scales(&p->codec, arrived->from, p->slice.n) + block;
+    send_for(p, arrived, block);
+    for (int r = 0; r < arrived->n_messages; r++, words += arrived->n_words, scale += arrived->n_words) {
+        decode(p->codec.kind, words, *scale, &limit, &said);
+        for (int k = 0; k < N_VECS; k++)
+            values.value[k] = vec_fma(vec_set(arrived->weight), said.value[k], values.value[k]);
     }
+    encode(p, block, &limit, &values);
+}
+
+CPU_INLINE void add_top(const Packing *p, const Arrived *arrived, int64_t block) {
+    const uint32_t *words = arrived->from + p->code_words * block;
+    send_for(p, arrived, block);
+    for (int r = 0; r < arrived->n_messages; r++, words += arrived->n_words)
+        top_add(&p->codec, words, arrived->weight, p->slice.values + block * CODEC_BLOCK);
+}
+
+CPU_INLINE void cut_block(const Packing *p, int64_t block) {
+    Values limit = limits_at(p, block), values = load(p->slice.values + block * CODEC_BLOCK);
+    encode(p, block, &limit, &values);
+}
+
+static void combine_slowly(const Packing *p, const Arrived *arrived, int64_t block) {
+    CodecSlice slice = p->slice;
+    for (int r = 0; r < arrived->n_messages; r++) {
+        slice.words = arrived->from + r * arrived->n_words;
+        codec_decode(&p->codec, &slice, block, block + 1, arrived->weight, true);
+    }
+    codec_encode(&p->codec, &p->slice, block, block + 1);
+}
+
+static void combine_blocks(const Packing *p, const Arrived *arrived, CpuRange range) {
+    int64_t block = range.first / CODEC_BLOCK, end = codec_blocks(range.end), end_fast = fast_end(p, end);
+    while (block < end_fast) {
+        int64_t first = block, last = block + GROUP < end_fast ? block + GROUP : end_fast;
+        if (p->codec.kind != CODEC_TOP) {
+            for (; block < last; block++) combine_block(p, arrived, block);
+            continue;
+        }
+        for (; block < last; block++) add_top(p, arrived, block);
+        for (int64_t i = first; i < last && p->slice.variance; i++) cut_block(p, i);
+        take_top(p, first, last);
+    }
+    for (; block < end; block++) combine_slowly(p, arrived, block);
 }
 
 Status cpu_combine(const KernelCall *call, Error *error) {
@@ -378,29 +401,28 @@ Status cpu_combine(const KernelCall *call, Error *error) {
     if (factor && !isfinite(*factor)) return STATUS_OK;
     CodecSlice slice = {call->out[0], call->out[1], call->in[1], a->bound, n};
     Packing p = packing(a, &slice);
+    Arrived arrived = {call->in[0], codec_words(&a->codec, n), a->n_slices, a->gain};
     int n_parts = cpu_threads(call, n);
 #pragma omp parallel for schedule(static) num_threads(n_parts)
-    for (int part = 0; part < n_parts; part++) combine_blocks(&p, a, call->in[0], cpu_part(n, part, n_parts));
+    for (int part = 0; part < n_parts; part++) combine_blocks(&p, &arrived, cpu_part(n, part, n_parts));
     return STATUS_OK;
 }
 
 /* ---- expand */
 
 static void expand_blocks(const Packing *p, float weight, bool adds, CpuRange range) {
-    for (int64_t first = range.first; first < range.end; first += CODEC_BLOCK) {
-        int64_t block = first / CODEC_BLOCK;
-        float *numbers = p->slice.values + first;
-        if (!is_fast(p, block)) {
-            codec_decode(&p->codec, &p->slice, block, block + 1, weight, adds);
-            continue;
-        }
-        Values said;
-        decode(p, block, &said);
+    int64_t block = range.first / CODEC_BLOCK, end = codec_blocks(range.end);
+    int64_t end_fast = p->codec.kind == CODEC_TOP ? 0 : fast_end(p, end);
+    for (; block < end_fast; block++) {
+        float *numbers = p->slice.values + block * CODEC_BLOCK;
+        Values limit = limits_at(p, block), said;
+        decode(p->codec.kind, p->slice.words + p->code_words * block, p->scales[block], &limit, &said);
         for (int k = 0; k < N_VECS; k++)
             said.value[k] = adds ? vec_fma(vec_set(weight), said.value[k], vec_load(numbers + k * VEC_LANES))
                                  : vec_set(weight) * said.value[k];
         store(&said, numbers);
     }
+    if (block < end) codec_decode(&p->codec, &p->slice, block, end, weight, adds);
 }
 
 Status cpu_expand(const KernelCall *call, Error *error) {

@@ -5,6 +5,7 @@
  * offloads nothing. The largest model that fits is planned, not run, so that its memory need not be here. */
 #include "cli/lab/lab_offload.h"
 
+#include "base/file/scratch_file.h"
 #include "base/system/memory.h"
 #include "base/text/plain.h"
 #include "run/interrupt.h"
@@ -311,6 +312,11 @@ static Status complete_call(Options *options, OffloadCall *call, Error *error) {
     return STATUS_OK;
 }
 
+/* Before anything is timed: a choice that is in memory may take minutes first. */
+static Status check_scratch(const OffloadCall *call, Error *error) {
+    return *call->folder ? scratch_check(call->folder, 1, error) : STATUS_OK;
+}
+
 Status lab_offload(Launch *launch, int n_words, char *const *words, Error *error) {
     OffloadCommand values;
     Options options;
@@ -326,7 +332,9 @@ Status lab_offload(Launch *launch, int n_words, char *const *words, Error *error
             study->values = &values;
             study->options = &options;
             study->output = lab_output(launch, &options, &values.lab, n_words, words);
-            if (lab_check_folder(launch, &study->output, error) == STATUS_OK) run_study(study, error);
+            if (check_scratch(&values.call, error) == STATUS_OK &&
+                lab_check_folder(launch, &study->output, error) == STATUS_OK)
+                run_study(study, error);
         }
         free(study);
     }

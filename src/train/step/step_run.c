@@ -355,11 +355,14 @@ static void begin_regime(TrainStep *step, int64_t index, double rate) {
 }
 
 /* The bias of a variance is by how often it was updated: a frozen one keeps what it had then, and where exact
- * steps come back it goes on from there. */
-static void freeze_correction(TrainStep *step, double rate, float *hyper) {
-    if (!step->compressed.comm || !compression_is_adam(&step->options.sync.compression)) return;
+ * steps come back it goes on from there; so it does where nobody is left to compress for. `index` is that of
+ * the update. */
+static void freeze_correction(TrainStep *step, int64_t index, double rate, float *hyper) {
     float then[N_HYPER];
-    int64_t n = step->phase.n_variance_updates + (step->regimes == REGIME_EXACT);
+    int64_t n = index + 1 - step->phase.n_frozen;
+    if (step->compressed.comm && compression_is_adam(&step->options.sync.compression))
+        n = step->phase.n_variance_updates + (step->regimes == REGIME_EXACT);
+    else if (!step->phase.n_frozen) return;
     optimizer_hyper(&step->optimizer_options, rate, n > 0 ? n - 1 : 0, step->options.seed, then);
     hyper[HYPER_FRESH] = hyper[HYPER_CORRECTION2];
     hyper[HYPER_CORRECTION2] = then[HYPER_CORRECTION2];
@@ -395,9 +398,10 @@ static void end_regime(TrainStep *step, bool was_skipped) {
 static void begin_update(TrainStep *step, int64_t index, double rate, float *hyper) {
     bool is_late = step->optimizer.late && step->late.is_pending;
     if (step->optimizer.late) step->regimes = is_late ? REGIME_LATE : 0;
-    optimizer_hyper(&step->optimizer_options, is_late ? step->late.rate : rate,
-                    index - is_late - step->scale.n_skipped, step->options.seed, hyper);
-    freeze_correction(step, rate, hyper);
+    int64_t update = index - is_late - step->scale.n_skipped;
+    optimizer_hyper(&step->optimizer_options, is_late ? step->late.rate : rate, update, step->options.seed,
+                    hyper);
+    freeze_correction(step, update, rate, hyper);
 }
 
 /* The first steps of a run and its last one update at once. */
