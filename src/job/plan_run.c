@@ -220,7 +220,9 @@ static Status choose_batch(PlanRun *plan, Error *error) {
     bool is_small = model->n_channels < 768; /* made for one computer */
     if (is_small || options_source(&run->options, "batch") >= OPTION_FROM_RUN) return STATUS_OK;
     double ranks = plan->n_ranks > 1 ? plan->n_ranks : 1.0;
-    double sequences = fmax(1.0, round(n / T / ranks)) * ranks; /* the ranks share it evenly */
+    double share = fmax(1.0, round(n / T / ranks));
+    double even = exp2(fmax(0.0, floor(log2(share)) - 2.0)); /* which many micro-batches divide */
+    double sequences = round(share / even) * even * ranks;   /* the ranks share it evenly */
     return options_set_int(&run->options, "batch", (int64_t)sequences, OPTION_FROM_PRESET, error);
 }
 

@@ -224,6 +224,7 @@ Status plan_tune(PlanRun *plan, const TuneOptions *options, PlanTuning *tuning, 
             "out, and try it on what is found",
             (long long)plan->train.values.train.recompute_blocks);
     Search search = search_of(plan, options);
+    search.stage_blocks = plan_list_stages(plan, search.n_ranks, &tuning->arena);
     FoundLayouts found = {0};
     PrecisionKind usual = (PrecisionKind)plan->train.values.train.precision;
     search_precision(&search, usual, &found, tuning, error);

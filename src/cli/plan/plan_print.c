@@ -327,9 +327,8 @@ static void add_layout(json_t *object, const PlanRun *plan, const PlanFigures *f
     json_object_set_new(object, "chunks",
                         has_stages ? json_integer(figures->schedule.shape.n_chunks) : json_null());
     json_object_set_new(object, "zero", json_integer(values->parallel.zero));
-    json_object_set_new(
-        object, "recompute",
-        json_string(recompute_text(values->train.recompute, recompute, sizeof recompute)));
+    json_object_set_new(object, "recompute",
+                        json_string(recompute_text(values->train.recompute, recompute, sizeof recompute)));
     json_object_set_new(object, "recompute_blocks", json_integer(values->train.recompute_blocks));
     json_object_set_new(object, "dtype", json_string(precision_names[values->train.precision]));
     json_object_set_new(object, "batch", json_integer(values->train.batch));
