@@ -445,6 +445,15 @@ static void derive(PlanRun *plan, PlanFigures *figures) {
     figures->fits = figures->rank[figures->most].total <= figures->usable;
 }
 
+uint64_t plan_bytes_without_samples(const PlanFigures *figures) {
+    uint64_t most = 0;
+    for (int i = 0; i < figures->n_ranks_built; i++) {
+        uint64_t n_bytes = figures->rank[i].total - figures->rank[i].samples;
+        if (most < n_bytes) most = n_bytes;
+    }
+    return most;
+}
+
 static StepSchedule schedule_of(const TrainRun *run) {
     const OptimizerOptions *optimizer = &run->values.optimizer;
     return (StepSchedule){.kind = run->layout.kind,

@@ -81,6 +81,17 @@ static void print_memory_line(const RankFigures *rank) {
            format_bytes(state).text, format_bytes(beside).text, format_bytes(rank->total).text);
 }
 
+/* What a sample on the way takes beside the step may be all that is too much: under ZeRO-3 the whole model. */
+static void print_misfit(const PlanFigures *figures) {
+    const RankFigures *most = &figures->rank[figures->most];
+    uint64_t without = plan_bytes_without_samples(figures);
+    printf("IT DOES NOT FIT: %s are missing on rank %d; ", format_bytes(most->total - figures->usable).text,
+           most->rank);
+    if (without <= figures->usable)
+        printf("without samples on the way, --sample-tokens 0, it does, in %s\n", format_bytes(without).text);
+    else printf("--tune looks for layouts that fit, or says about how many devices would do\n");
+}
+
 static void print_memory(const PlanFigures *figures) {
     enum { MOST_LINES = 12 };
     double sum = 0.0;
@@ -100,11 +111,7 @@ static void print_memory(const PlanFigures *figures) {
     if (most->host || most->file)
         printf("beside the device, of a rank: %s in the host's memory, %s in files\n",
                format_bytes(most->host).text, format_bytes(most->file).text);
-    if (!figures->fits)
-        printf(
-            "IT DOES NOT FIT: %s are missing on rank %d; --tune looks for layouts that fit, or says about how "
-            "many devices would do\n",
-            format_bytes(most->total - figures->usable).text, most->rank);
+    if (!figures->fits) print_misfit(figures);
 }
 
 /* ---- Work and traffic */

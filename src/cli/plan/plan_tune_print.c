@@ -32,6 +32,7 @@ static const char *reason_of(const PlanTuning *tuning, const TunedLayout *found,
                             found->layout.recompute == RECOMPUTE_SELECTIVE ? "what is cheap " : "");
     if (found->layout.offload != TUNE_AS_GIVEN)
         text = arena_printf(arena, "%s%s at the host, ", text, tune_offload_words[found->layout.offload]);
+    if (found->layout.has_no_samples) text = arena_printf(arena, "%swithout samples, ", text);
     if (found == best) return arena_printf(arena, "%sthe fastest", text);
     const char *other = found->bytes < 0.97 * best->bytes ? ", with less memory" : "";
     return arena_printf(arena, "%s%.1f %% slower%s", text, 100.0 * (found->seconds / best->seconds - 1.0),
