@@ -98,8 +98,9 @@ static void loop_zero(Task *task, PlanLayout layout) {
     HeldFrames held = plan_held_frames(search, &layout);
     for (int zero = 0; zero <= (has_sums ? ZERO_STAGES : 0); zero++) {
         layout.zero = zero;
-        if (search->options->is_quick && zero == 2) continue; /* 3 holds less, and 1 sends less */
-        if (!search->has_zero || given == zero) keep(task, &layout, held);
+        if (search->has_zero && given != zero) continue;
+        bool is_rare = zero == 2; /* 3 holds less, and 1 sends less */
+        if (search->has_zero || !is_rare || !search->options->is_quick) keep(task, &layout, held);
     }
 }
 
@@ -117,7 +118,8 @@ static void loop_schedules(Task *task, PlanLayout layout) {
     for (int kind = 0; kind < N_SCHEDULES; kind++) {
         const ScheduleInfo *info = schedule_info((ScheduleKind)kind);
         bool is_wanted = search->has_schedule ? given->schedule == kind : kind != SCHEDULE_NAIVE;
-        if (search->options->is_quick && kind != SCHEDULE_1F1B && kind != SCHEDULE_INTERLEAVED) continue;
+        bool is_rare = kind != SCHEDULE_1F1B && kind != SCHEDULE_INTERLEAVED;
+        if (search->options->is_quick && !search->has_schedule && is_rare) continue;
         if (!is_wanted || info->is_asynchronous || kind_of(info) != task->kind) continue;
         int most = info->default_chunks > 1 && kind == SCHEDULE_INTERLEAVED ? TUNE_MOST_CHUNKS
                                                                             : info->default_chunks;
@@ -238,7 +240,7 @@ static Status list_chains(const Search *search, PlanLayout layout, Chains *chain
 
 /* A micro-batch of every chain that goes on. */
 static Status run_wave(const Search *search, Chains *chains, Task *tasks, Error *error) {
-    int n_kinds = search->options->is_quick ? KIND_STAGES + 1 : N_KINDS, n = 0;
+    int n_kinds = search->options->is_quick && !search->has_schedule ? KIND_STAGES + 1 : N_KINDS, n = 0;
     for (int i = 0; i < chains->n; i++) {
         for (int kind = 0; kind < n_kinds && !chains->chain[i].is_over; kind++)
             tasks[n++] = (Task){.search = search, .chain = &chains->chain[i], .kind = (ProbeKind)kind};

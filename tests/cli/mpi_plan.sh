@@ -60,4 +60,10 @@ tuned_line 3 --batch 12
 # train takes the tuner's layout, and keeps what is given.
 ranks 2 train "${model[@]}" --batch 4 --steps 1 --no-save --layout auto --tp 2 --out auto
 grep -Eq -e '--layout auto: --tp 2 .*--micro-batch [0-9]+' err || fail "no layout was chosen: $(cat err)"
+# Also what its quick search would not have tried.
+for given in '--zero 2' '--pp 2 --schedule gpipe' '--pp 2 --schedule zb-v'; do
+    # shellcheck disable=SC2086 # several words
+    ranks 2 train "${model[@]}" --batch 4 --steps 1 --no-save --layout auto $given --out "auto${given##* }"
+    grep -q -e "--layout auto: .*${given##* }" err || fail "$given was not kept: $(cat err)"
+done
 refused '/--layout means something only with several ranks/' train "${model[@]}" --layout auto
