@@ -78,10 +78,9 @@ static void add_layout(WordList *list, const PlanRun *plan, const PlanLayout *la
 
 /* What the layout says itself is left out, and so is what is only of this call. */
 static void add_others(WordList *list, const PlanRun *plan) {
-    static const char *const own[] = {
-        "dp",          "tp",        "cp",    "ep",     "pp",     "schedule", "chunks", "zero",
-        "micro-batch", "recompute", "dtype", "device", "stages", "batch",    "model",  "recompute-stages",
-        NULL};
+    static const char *const own[] = {"dp",       "tp",     "cp",    "ep",          "pp",
+                                      "schedule", "chunks", "zero",  "micro-batch", "recompute",
+                                      "dtype",    "device", "batch", "model",       NULL};
     const Options *options = &plan->train.options;
     add_option(list, "model", plan->train.values.model.preset);
     add_number(list, "batch", plan->train.values.train.batch);

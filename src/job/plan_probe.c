@@ -83,6 +83,8 @@ static Status probe_stage(PlanRun *plan, const PlanLayout *layout, int n_blocks,
     else if (has_stages && !is_in_a_v(layout)) of.schedule = SCHEDULE_ZB_H1;
     small.train.values.model.n_layers = n_blocks;
     small.train.values.parallel.stages = has_stages ? even_stages(n_blocks, of.n_chunks, text) : "";
+    small.train.values.parallel.recompute = ""; /* of stages, which are others here */
+    small.train.recompute = NULL;
     small.train.values.model.n_patterns = plan->train.values.model.n_patterns;
     small.train.values.train.batch = layout->micro_batch * PROBE_MICRO_BATCHES * layout->size[AXIS_EP];
     small.train.options.arena = (Arena){0}; /* what is made of these options goes with them */

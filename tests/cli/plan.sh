@@ -165,6 +165,16 @@ for more in tflops-16=200 memory-gbs=1000 memory-gib=4 inside-gbs=20 links=2 bet
 done
 pgpt plan --model mini --batch 16 --gpus 4 --tune --machine box.ini --tp 2 --zero 1 --json
 [[ $(tail -n 1 out | grep -o '"best":.*' | grep -o '"tp":[0-9]*' | sort -u) == '"tp":2' ]] || fail "not the --tp that was given"
+# What is given of stages is kept, and in the line.
+for given in '--stages 4,2' '--recompute-stages 0,2'; do
+    # shellcheck disable=SC2086 # several words
+    best=$(tuned --machine box.ini --pp 2 $given)
+    words=$(tail -n 1 out | grep -o '"best":\[{[^}]*}' | field train | sed 's/.*pgpt train//; s/--device cuda//')
+    [[ $words == *"$given"* ]] || fail "$words"
+    # shellcheck disable=SC2086
+    pgpt plan --machine box.ini --gpus 4 $words --json
+    near 1e-9 "$(tail -n 1 out | field step_ms)" "$best"
+done
 # Where memory is short and the vocabulary large, stages are uneven and the ends of a pipeline share a table: all that the best
 # plans of it have is known to the search (56.4 ms was its best where it took stages for equal, and a V for a loop).
 pgpt plan --model gpt2 --sequence 256 --batch 16 --gpus 4 --machine box.ini --pp 2 --dp 2 --schedule zb-v --zero 1 --micro-batch 1 --json
