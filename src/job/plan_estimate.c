@@ -20,15 +20,66 @@ GroupPlace plan_sums_place(const Search *search, const PlanLayout *layout) {
     return (GroupPlace){.size = size, .a_host = a_host, .n_hosts = (size + a_host - 1) / a_host};
 }
 
-double plan_blocks_of(const Search *search, const PlanLayout *layout) {
-    double n = (double)search->plan->train.values.model.n_layers, p = layout->size[AXIS_PP];
-    if (layout->size[AXIS_PP] == 1) return n;
-    return ceil(n / p - 1e-9);
+/* ---- How blocks are given out */
+
+enum { SHAPES_A_LENGTH = TUNE_MOST_CHUNKS + 1 }; /* by chunks, and a V */
+
+static StageBlocks blocks_of(const Stages *stages, Arena *arena) {
+    int p = stages->shape.n_stages, *n = ARENA_ARRAY(arena, int, p);
+    for (int i = 0; i < stages->n_virtual; i++) {
+        const VirtualStage *stage = &stages->virtual_stage[i];
+        n[stage->stage] += stage->part.end_block - stage->part.first_block;
+    }
+    StageBlocks blocks = {.first = n[0], .last = n[p - 1]};
+    for (int i = 1; i < p - 1; i++)
+        if (blocks.middle < n[i]) blocks.middle = n[i];
+    return blocks;
 }
 
-static PieceCost stage_cost(const Search *search, const ProbeCost *probe, const PlanLayout *layout,
-                            bool is_first, bool is_last) {
-    double n = plan_blocks_of(search, layout), v = layout->size[AXIS_PP] > 1 ? layout->n_chunks : 1.0;
+const StageBlocks *plan_list_stages(const PlanRun *plan, int n_ranks, Arena *arena) {
+    const TrainCommand *values = &plan->train.values;
+    const ModelConfig *model = &values->model;
+    int most = model->n_layers < n_ranks ? (int)model->n_layers : n_ranks;
+    StageBlocks *list = ARENA_ARRAY(arena, StageBlocks, (most + 1) * SHAPES_A_LENGTH);
+    for (int p = 2; p <= most; p++) {
+        for (int shape = 0; shape < SHAPES_A_LENGTH && n_ranks % p == 0; shape++) {
+            bool is_v = shape == TUNE_MOST_CHUNKS;
+            Arena own = {0};
+            Error unheard = {0};
+            Stages stages;
+            StagesOptions options = {.schedule = is_v    ? SCHEDULE_ZB_V
+                                                 : shape ? SCHEDULE_INTERLEAVED
+                                                         : SCHEDULE_1F1B,
+                                     .shape = {4 * p, p, is_v ? 2 : shape + 1},
+                                     .n_tp = 1,
+                                     .B = 1,
+                                     .T = values->train.sequence};
+            if (stages_balance(&stages, model, &options, &own, &unheard) == STATUS_OK)
+                list[p * SHAPES_A_LENGTH + shape] = blocks_of(&stages, &own);
+            arena_free(&own);
+        }
+    }
+    return list;
+}
+
+static StageBlocks stage_blocks(const Search *search, const PlanLayout *layout) {
+    int n = (int)search->plan->train.values.model.n_layers, p = layout->size[AXIS_PP];
+    if (p == 1) return (StageBlocks){n, n, 0};
+    bool is_v = schedule_info(layout->schedule)->placement == PLACEMENT_V;
+    return search->stage_blocks[p * SHAPES_A_LENGTH + (is_v ? TUNE_MOST_CHUNKS : layout->n_chunks - 1)];
+}
+
+int plan_blocks_of(const Search *search, const PlanLayout *layout) {
+    StageBlocks blocks = stage_blocks(search, layout);
+    int ends = blocks.first > blocks.last ? blocks.first : blocks.last;
+    return ends > blocks.middle ? ends : blocks.middle;
+}
+
+/* ---- What a stage costs */
+
+static PieceCost stage_cost(const ProbeCost *probe, const PlanLayout *layout, int n_blocks, bool is_first,
+                            bool is_last) {
+    double n = n_blocks, v = layout->size[AXIS_PP] > 1 ? layout->n_chunks : 1.0;
     PieceCost cost = probe->rest;
     const PieceCost *parts[] = {&probe->block, &probe->first, &probe->last};
     const double factors[] = {n, is_first, is_last};
@@ -71,38 +122,66 @@ static double state_bytes(const Search *search, const PlanLayout *layout, const 
     return weights + gradients + (layout->zero >= 1 ? cost->optimizer / n : cost->optimizer);
 }
 
-Estimate plan_estimate(const Search *search, const ProbeCost *probe, const PlanLayout *layout) {
+static double frames_of(ScheduleKind kind, const ScheduleShape *shape, int stage, StepAction *actions) {
+    int n = schedule_actions(kind, shape, stage, actions), n_frames = 0;
+    for (int chunk = 0; chunk < shape->n_chunks; chunk++) n_frames += actions_n_frames_of(actions, n, chunk);
+    return (double)n_frames / shape->n_chunks;
+}
+
+/* Beyond a few rounds of the stages more micro-batches hold no more, but where all of them are held. */
+HeldFrames plan_held_frames(const Search *search, const PlanLayout *layout) {
+    int p = layout->size[AXIS_PP];
+    int64_t m = plan_micro_batches(search, layout), few = 4 * (int64_t)p;
+    if (p == 1) return (HeldFrames){1.0, 1.0, 0.0};
+    if (layout->schedule == SCHEDULE_GPIPE) return (HeldFrames){(double)m, (double)m, (double)m};
+    ScheduleShape shape = {
+        .n_micro_batches = (int)(m > few ? few + m % p : m), .n_stages = p, .n_chunks = layout->n_chunks};
+    Arena arena = {0};
+    StepAction *actions = ARENA_ARRAY(&arena, StepAction, schedule_bound(&shape));
+    HeldFrames held = {frames_of(layout->schedule, &shape, 0, actions),
+                       frames_of(layout->schedule, &shape, p - 1, actions),
+                       frames_of(layout->schedule, &shape, p > 2 ? 1 : 0, actions)};
+    arena_free(&arena);
+    return held;
+}
+
+static double busy_of(const PieceCost *stage) {
+    return stage->forward + stage->backward + stage->weight;
+}
+
+Estimate plan_estimate(const Search *search, const ProbeCost *probe, const PlanLayout *layout,
+                       HeldFrames held) {
     double m = (double)plan_micro_batches(search, layout);
     int p = layout->size[AXIS_PP];
     Estimate found = {0};
-    PieceCost first = stage_cost(search, probe, layout, true, p == 1),
-              last = stage_cost(search, probe, layout, p == 1, true);
-    double of_first = first.forward + first.backward + first.weight,
-           of_last = last.forward + last.backward + last.weight;
+    StageBlocks blocks = stage_blocks(search, layout);
+    PieceCost first = stage_cost(probe, layout, blocks.first, true, p == 1),
+              last = stage_cost(probe, layout, blocks.last, p == 1, true),
+              middle = stage_cost(probe, layout, blocks.middle, false, false);
+    double of_first = busy_of(&first), of_last = busy_of(&last),
+           of_middle = blocks.middle ? busy_of(&middle) : 0.0;
     PieceCost slow = of_first > of_last ? first : last;
-    double busy = m * fmax(of_first, of_last);
+    if (of_middle > busy_of(&slow)) slow = middle;
+    double busy = m * busy_of(&slow);
     if (p > 1) {
         ScheduleShape shape = {.n_micro_batches = (int)m, .n_stages = p, .n_chunks = layout->n_chunks};
         StageTimes times = {slow.forward, slow.backward, slow.weight};
         found.bubble = schedule_bubble(layout->schedule, &shape, times);
-        if (isnan(found.bubble)) found.bubble = (p - 1.0) * (of_first) / layout->n_chunks;
+        if (isnan(found.bubble)) found.bubble = (p - 1.0) * busy_of(&slow) / layout->n_chunks;
         found.bubble += 2.0 * (p - 1.0) * probe->message;
     }
     found.waited = sync_seconds(search, layout, &slow, m);
+    /* The ends of a pipeline sum the gradient of a table that both have, whoever is the busiest. */
+    double update = fmax(slow.update, fmax(first.update, last.update));
     double n_sharing = layout->zero ? plan_sums_place(search, layout).size : 1.0;
-    found.seconds = busy + found.bubble + found.waited + slow.update / n_sharing +
+    found.seconds = busy + found.bubble + found.waited + update / n_sharing +
                     search->plan->machine.machine.network.step_us * 1e-6;
-    double held = 1.0; /* micro-batches, in units of a stage */
-    if (p > 1) {
-        ScheduleShape shape = {.n_micro_batches = (int)m, .n_stages = p, .n_chunks = layout->n_chunks};
-        int n = schedule_in_flight(layout->schedule, &shape, 0);
-        held = n < 0 ? m : (double)n / layout->n_chunks;
-    }
-    double bytes = state_bytes(search, layout, &first) + held * first.frame;
-    double end = state_bytes(search, layout, &last) + (p > 1 ? 1.0 : held) * last.frame;
+    double bytes = state_bytes(search, layout, &first) + held.first * first.frame;
+    double end = state_bytes(search, layout, &last) + held.last * last.frame;
+    if (blocks.middle) end = fmax(end, state_bytes(search, layout, &middle) + held.middle * middle.frame);
     found.bytes = fmax(bytes, end) + probe->activation;
     found.optimizer = first.optimizer / n_sharing;
-    found.frames = held * first.frame;
+    found.frames = held.first * first.frame;
     found.a_frame = first.frame;
     found.forward = m * slow.forward;
     found.backward = m * (slow.backward + slow.weight);

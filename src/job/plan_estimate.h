@@ -6,6 +6,12 @@
 
 #include "job/plan_probe.h"
 
+/* Blocks of the first stage, of the last, and of the one in between that has most (0: there is none): a large
+ * vocabulary leaves the ends fewer. */
+typedef struct {
+    int first, last, middle;
+} StageBlocks;
+
 /* What is searched, as it is said at the start: read by all threads, written by none. */
 typedef struct {
     PlanRun *plan;
@@ -16,6 +22,7 @@ typedef struct {
     bool offloads;   /* the host's memory may take what does not fit */
     /* What the call gives; of the sizes of axes, 0: nothing. */
     int size[N_AXES];
+    const StageBlocks *stage_blocks; /* plan_list_stages */
     bool has_zero, has_schedule, has_chunks, has_recompute, has_micro_batch;
 } Search;
 
@@ -26,7 +33,20 @@ typedef struct {
     double forward, backward; /* seconds of all micro-batches */
 } Estimate;
 
-Estimate plan_estimate(const Search *search, const ProbeCost *probe, const PlanLayout *layout);
+/* Of pipelines of every length that divides the ranks, with any number of chunks: how blocks are given out. */
+const StageBlocks *plan_list_stages(const PlanRun *plan, int n_ranks, Arena *arena);
+
+/* Micro-batches whose activations the first stage of a pipeline keeps, the last, and those in between, in
+ * units of what a stage keeps of one: as many frames as the schedule's own lists take. Without a pipeline one
+ * each. */
+typedef struct {
+    double first, last, middle;
+} HeldFrames;
+
+HeldFrames plan_held_frames(const Search *search, const PlanLayout *layout);
+
+Estimate plan_estimate(const Search *search, const ProbeCost *probe, const PlanLayout *layout,
+                       HeldFrames held);
 
 /* The same with what the layout keeps at the host there; bytes INFINITY: it does not fit there either.
  * `share`: the part of it that there is room for on the device. */
@@ -37,7 +57,9 @@ Estimate plan_estimate_offloaded(const Search *search, const PlanLayout *layout,
 int64_t plan_share_of(const Search *search, const PlanLayout *layout);
 int64_t plan_micro_batches(const Search *search, const PlanLayout *layout);
 
-double plan_blocks_of(const Search *search, const PlanLayout *layout); /* of the stage that has most */
+int plan_blocks_of(const Search *search, const PlanLayout *layout); /* of the stage that has most */
+
+enum { TUNE_MOST_CHUNKS = 4 };
 
 /* Ranks of dp, cp and ep, who sum the gradients, as they lie on hosts. */
 GroupPlace plan_sums_place(const Search *search, const PlanLayout *layout);

@@ -29,6 +29,7 @@ Status plan_layout_apply(PlanRun *plan, const PlanLayout *layout, Error *error) 
         values->offload.what = tune_offload_words[layout->offload];
         values->offload.share = layout->share;
     }
+    if (layout->has_no_samples) values->train.sample_tokens = 0;
     run->n_planned = (int)n_ranks;
     TRY(mesh_shape(values->parallel.size, run->n_planned, &run->shape, error));
     return train_options_complete(run, error);
@@ -70,16 +71,16 @@ static void add_layout(WordList *list, const PlanRun *plan, const PlanLayout *la
         if (layout->share > 0.0)
             add_option(list, "offload-share", arena_printf(list->arena, "%.2f", layout->share));
     }
+    if (layout->has_no_samples) add_number(list, "sample-tokens", 0);
     add_option(list, "dtype", precision_names[layout->precision]);
     if (machine_is_gpu(&plan->machine.machine)) add_option(list, "device", "cuda");
 }
 
 /* What the layout says itself is left out, and so is what is only of this call. */
 static void add_others(WordList *list, const PlanRun *plan) {
-    static const char *const own[] = {
-        "dp",          "tp",        "cp",    "ep",     "pp",     "schedule", "chunks", "zero",
-        "micro-batch", "recompute", "dtype", "device", "stages", "batch",    "model",  "recompute-stages",
-        NULL};
+    static const char *const own[] = {"dp",       "tp",     "cp",    "ep",          "pp",
+                                      "schedule", "chunks", "zero",  "micro-batch", "recompute",
+                                      "dtype",    "device", "batch", "model",       NULL};
     const Options *options = &plan->train.options;
     add_option(list, "model", plan->train.values.model.preset);
     add_number(list, "batch", plan->train.values.train.batch);

@@ -220,7 +220,9 @@ static Status choose_batch(PlanRun *plan, Error *error) {
     bool is_small = model->n_channels < 768; /* made for one computer */
     if (is_small || options_source(&run->options, "batch") >= OPTION_FROM_RUN) return STATUS_OK;
     double ranks = plan->n_ranks > 1 ? plan->n_ranks : 1.0;
-    double sequences = fmax(1.0, round(n / T / ranks)) * ranks; /* the ranks share it evenly */
+    double share = fmax(1.0, round(n / T / ranks));
+    double even = exp2(fmax(0.0, floor(log2(share)) - 2.0)); /* which many micro-batches divide */
+    double sequences = round(share / even) * even * ranks;   /* the ranks share it evenly */
     return options_set_int(&run->options, "batch", (int64_t)sequences, OPTION_FROM_PRESET, error);
 }
 
@@ -441,6 +443,15 @@ static void derive(PlanRun *plan, PlanFigures *figures) {
     figures->joules = machine->device.watts * n_ranks * figures->run_seconds;
     figures->usable = (uint64_t)(machine->device.memory_gib * 1073741824.0);
     figures->fits = figures->rank[figures->most].total <= figures->usable;
+}
+
+uint64_t plan_bytes_without_samples(const PlanFigures *figures) {
+    uint64_t most = 0;
+    for (int i = 0; i < figures->n_ranks_built; i++) {
+        uint64_t n_bytes = figures->rank[i].total - figures->rank[i].samples;
+        if (most < n_bytes) most = n_bytes;
+    }
+    return most;
 }
 
 static StepSchedule schedule_of(const TrainRun *run) {

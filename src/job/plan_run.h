@@ -84,7 +84,8 @@ typedef struct {
 
 /* Plans a rank of each kind and simulates a step. */
 Status plan_figures(PlanRun *plan, PlanFigures *figures, Error *error);
-void plan_figures_free(PlanFigures *figures); /* safe on {0} */
+void plan_figures_free(PlanFigures *figures);                    /* safe on {0} */
+uint64_t plan_bytes_without_samples(const PlanFigures *figures); /* of the rank that needs most then */
 
 /* The trainer of one rank of the mesh, planned: visited while its programs are there. */
 typedef Status (*PlanVisit)(void *context, const Trainer *trainer, Error *error);

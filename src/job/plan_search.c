@@ -12,10 +12,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_TENSOR = 64, MOST_MICRO_BATCH = 64, MOST_CHUNKS = 4 };
+enum { MOST_TENSOR = 64, MOST_MICRO_BATCH = 64 };
 
-/* Without a pipeline, with one, and with one whose schedule splits the backward. */
-typedef enum { KIND_WHOLE, KIND_STAGES, KIND_SPLIT, N_KINDS } ProbeKind;
+/* Without a pipeline, with one, with one whose schedule splits the backward, and with one in a V besides. */
+typedef enum { KIND_WHOLE, KIND_STAGES, KIND_SPLIT, KIND_V, N_KINDS } ProbeKind;
 
 typedef struct {
     PlanLayout layout; /* with the micro-batch that is next */
@@ -74,9 +74,9 @@ static void append(FoundLayouts *all, FoundLayouts *more, Error *error) {
 }
 
 /* What fits is never faster for being offloaded. */
-static void keep(Task *task, const PlanLayout *layout) {
+static void keep(Task *task, const PlanLayout *layout, HeldFrames held) {
     const Search *search = task->search;
-    Estimate found = plan_estimate(search, &task->probe, layout);
+    Estimate found = plan_estimate(search, &task->probe, layout, held);
     bool fits = found.bytes <= (double)search->usable;
     add_found(task, layout, &found);
     task->found.n_fit += fits;
@@ -95,11 +95,18 @@ static void loop_zero(Task *task, PlanLayout layout) {
     const Search *search = task->search;
     int64_t given = search->plan->train.values.parallel.zero;
     bool has_sums = plan_sums_place(search, &layout).size > 1;
+    HeldFrames held = plan_held_frames(search, &layout);
     for (int zero = 0; zero <= (has_sums ? ZERO_STAGES : 0); zero++) {
         layout.zero = zero;
-        if (search->options->is_quick && zero == 2) continue; /* 3 holds less, and 1 sends less */
-        if (!search->has_zero || given == zero) keep(task, &layout);
+        if (search->has_zero && given != zero) continue;
+        bool is_rare = zero == 2; /* 3 holds less, and 1 sends less */
+        if (search->has_zero || !is_rare || !search->options->is_quick) keep(task, &layout, held);
     }
+}
+
+static ProbeKind kind_of(const ScheduleInfo *info) {
+    if (info->placement == PLACEMENT_V) return KIND_V;
+    return info->splits_backward ? KIND_SPLIT : KIND_STAGES;
 }
 
 /* Schedules that are flushed and need no more than the layout has. */
@@ -111,11 +118,11 @@ static void loop_schedules(Task *task, PlanLayout layout) {
     for (int kind = 0; kind < N_SCHEDULES; kind++) {
         const ScheduleInfo *info = schedule_info((ScheduleKind)kind);
         bool is_wanted = search->has_schedule ? given->schedule == kind : kind != SCHEDULE_NAIVE;
-        if (search->options->is_quick && kind != SCHEDULE_1F1B && kind != SCHEDULE_INTERLEAVED) continue;
-        if (!is_wanted || info->is_asynchronous || info->splits_backward != (task->kind == KIND_SPLIT))
-            continue;
-        int most =
-            info->default_chunks > 1 && kind == SCHEDULE_INTERLEAVED ? MOST_CHUNKS : info->default_chunks;
+        bool is_rare = kind != SCHEDULE_1F1B && kind != SCHEDULE_INTERLEAVED;
+        if (search->options->is_quick && !search->has_schedule && is_rare) continue;
+        if (!is_wanted || info->is_asynchronous || kind_of(info) != task->kind) continue;
+        int most = info->default_chunks > 1 && kind == SCHEDULE_INTERLEAVED ? TUNE_MOST_CHUNKS
+                                                                            : info->default_chunks;
         for (int n = info->default_chunks; n <= most; n++) {
             Error none = {0};
             ScheduleShape shape = {(int)m, layout.size[AXIS_PP], n};
@@ -132,7 +139,9 @@ static void loop_schedules(Task *task, PlanLayout layout) {
 /* False: this shape cannot be, as heads, positions or experts are too few. */
 static bool probe(Task *task, PlanLayout *layout) {
     Error own = {0};
-    layout->schedule = task->kind == KIND_SPLIT ? SCHEDULE_ZB_H1 : SCHEDULE_1F1B;
+    static const ScheduleKind schedules[N_KINDS] = {
+        SCHEDULE_1F1B, SCHEDULE_1F1B, [KIND_SPLIT] = SCHEDULE_ZB_H1, [KIND_V] = SCHEDULE_ZB_V};
+    layout->schedule = schedules[task->kind];
     layout->n_chunks = 1;
     if (plan_probe(task->search->plan, layout, &task->probe, &own) != STATUS_OK) {
         if (own.status == STATUS_FAILED) task->error = own;
@@ -231,7 +240,7 @@ static Status list_chains(const Search *search, PlanLayout layout, Chains *chain
 
 /* A micro-batch of every chain that goes on. */
 static Status run_wave(const Search *search, Chains *chains, Task *tasks, Error *error) {
-    int n_kinds = search->options->is_quick ? KIND_STAGES + 1 : N_KINDS, n = 0;
+    int n_kinds = search->options->is_quick && !search->has_schedule ? KIND_STAGES + 1 : N_KINDS, n = 0;
     for (int i = 0; i < chains->n; i++) {
         for (int kind = 0; kind < n_kinds && !chains->chain[i].is_over; kind++)
             tasks[n++] = (Task){.search = search, .chain = &chains->chain[i], .kind = (ProbeKind)kind};

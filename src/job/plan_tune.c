@@ -39,6 +39,12 @@ static Status plan_one(PlanRun *one, TunedLayout *found, Error *error) {
     for (int i = 0; i < N_PHASES; i++) waited += figures.times.phase[i].waited;
     found->seconds = figures.times.seconds;
     found->bytes = (double)figures.rank[figures.most].total;
+    uint64_t without = plan_bytes_without_samples(&figures);
+    bool may_not_sample = options_source(&one->train.options, "sample-tokens") < OPTION_FROM_RUN;
+    if (!figures.fits && without <= figures.usable && may_not_sample) {
+        found->layout.has_no_samples = true;
+        found->bytes = (double)without;
+    }
     found->bubble = figures.times.bubble / figures.times.seconds;
     found->waited = waited / figures.times.seconds;
     found->mfu = figures.mfu;
@@ -224,6 +230,7 @@ Status plan_tune(PlanRun *plan, const TuneOptions *options, PlanTuning *tuning, 
             "out, and try it on what is found",
             (long long)plan->train.values.train.recompute_blocks);
     Search search = search_of(plan, options);
+    search.stage_blocks = plan_list_stages(plan, search.n_ranks, &tuning->arena);
     FoundLayouts found = {0};
     PrecisionKind usual = (PrecisionKind)plan->train.values.train.precision;
     search_precision(&search, usual, &found, tuning, error);

@@ -12,9 +12,9 @@
  *
  * **Estimates** are made of programs of a few blocks, one for every tp, cp, ep, micro-batch and recompute:
  * what a block adds to the time and the bytes of a stage, and what the ends of the model do. A layout is then
- * a sum, with the bubble by the schedule's formula and collectives by theirs. Its bytes are a little less
- * than the plan's, so a layout that is refused by them does not fit. **Plans** are made of the best by
- * estimate, in order, and those that fit are compared by simulation. */
+ * a sum, with the bubble by the schedule's formula and collectives by theirs. What needs too much memory by its
+ * estimate is not planned. **Plans** are made of the best by estimate, in order, and those that fit are
+ * compared by simulation. */
 #ifndef PGPT_JOB_PLAN_TUNE_H
 #define PGPT_JOB_PLAN_TUNE_H
 
@@ -39,7 +39,8 @@ typedef struct {
     int64_t recompute;
     PrecisionKind precision;
     TuneOffload offload;
-    double share; /* of what is offloaded that stays on the device */
+    double share;        /* of what is offloaded that stays on the device */
+    bool has_no_samples; /* --sample-tokens 0, which nobody gave: with samples on the way it would not fit */
 } PlanLayout;
 
 typedef struct {

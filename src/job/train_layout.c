@@ -44,6 +44,7 @@ Status train_layout_choose(TrainRun *run, Error *error) {
     values->parallel.zero = best.layout.zero;
     values->train.micro_batch = best.layout.micro_batch;
     values->train.recompute = best.layout.recompute;
+    if (best.layout.has_no_samples) values->train.sample_tokens = 0;
     PlanRun words = {.machine = {.machine = {.host = {.n_cores = !is_gpu}}}};
     log_note(&run->log, "--layout auto: %s", plan_layout_text(&words, &best.layout, &arena));
     arena_free(&arena);

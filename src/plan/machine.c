@@ -117,6 +117,7 @@ static const OptionGroup groups[] = {
 const OptionCommand machine_file_command = {
     .name = "machine",
     .summary = "a machine file",
+    .listed_in = "docs/PLAN.md",
     .groups = groups,
 };
 

@@ -62,4 +62,10 @@ ranks 2 train "${model[@]}" --batch 4 --steps 1 --no-save --layout auto --tp 2 -
 grep -Eq -e '--layout auto: --tp 2 .*--micro-batch [0-9]+' err || fail "no layout was chosen: $(cat err)"
 ranks_refused '/--layout auto: no layout of nano on 2 devices can be with what is given; leave out sizes of axes, or start another number of ranks \(mpirun -n\)$/' \
     2 train "${model[@]}" --layout auto --tp 3
+# Also what its quick search would not have tried.
+for given in '--zero 2' '--pp 2 --schedule gpipe' '--pp 2 --schedule zb-v'; do
+    # shellcheck disable=SC2086 # several words
+    ranks 2 train "${model[@]}" --batch 4 --steps 1 --no-save --layout auto $given --out "auto${given##* }"
+    grep -q -e "--layout auto: .*${given##* }" err || fail "$given was not kept: $(cat err)"
+done
 refused '/--layout means something only with several ranks/' train "${model[@]}" --layout auto

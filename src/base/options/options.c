@@ -137,6 +137,9 @@ Status options_unknown(const OptionCommand *command, const char *dashes, const c
     if (best)
         return error_user(error, "unknown option %s%s; did you mean %s%s?", dashes, plain_value(name).text,
                           dashes, best);
+    if (command->listed_in)
+        return error_user(error, "unknown option %s%s; %s lists them", dashes, plain_value(name).text,
+                          command->listed_in);
     return error_user(error, "unknown option %s%s; 'pgpt %s --help' lists them", dashes,
                       plain_value(name).text, command->name);
 }

@@ -164,6 +164,7 @@ typedef struct {
     const OptionPositional *positionals; /* up to one without name; may be NULL */
     const char *const *examples;         /* "what it does", "pgpt ...", ..., NULL; may be NULL */
     bool no_config;                      /* takes no FILE.ini */
+    const char *listed_in;               /* the document that has all options; NULL: --help has */
 } OptionCommand;
 
 /* In rank order. From OPTION_FROM_RUN on somebody has given the value. */

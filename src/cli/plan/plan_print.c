@@ -81,6 +81,17 @@ static void print_memory_line(const RankFigures *rank) {
            format_bytes(state).text, format_bytes(beside).text, format_bytes(rank->total).text);
 }
 
+/* What a sample on the way takes beside the step may be all that is too much: under ZeRO-3 the whole model. */
+static void print_misfit(const PlanFigures *figures) {
+    const RankFigures *most = &figures->rank[figures->most];
+    uint64_t without = plan_bytes_without_samples(figures);
+    printf("IT DOES NOT FIT: %s are missing on rank %d; ", format_bytes(most->total - figures->usable).text,
+           most->rank);
+    if (without <= figures->usable)
+        printf("without samples on the way, --sample-tokens 0, it does, in %s\n", format_bytes(without).text);
+    else printf("--tune looks for layouts that fit, or says about how many devices would do\n");
+}
+
 static void print_memory(const PlanFigures *figures) {
     enum { MOST_LINES = 12 };
     double sum = 0.0;
@@ -100,11 +111,7 @@ static void print_memory(const PlanFigures *figures) {
     if (most->host || most->file)
         printf("beside the device, of a rank: %s in the host's memory, %s in files\n",
                format_bytes(most->host).text, format_bytes(most->file).text);
-    if (!figures->fits)
-        printf(
-            "IT DOES NOT FIT: %s are missing on rank %d; --tune looks for layouts that fit, or says about how "
-            "many devices would do\n",
-            format_bytes(most->total - figures->usable).text, most->rank);
+    if (!figures->fits) print_misfit(figures);
 }
 
 /* ---- Work and traffic */
@@ -241,6 +248,7 @@ static json_t *rank_json(const RankFigures *rank) {
     set_bytes(object, "peak_bytes", rank->total);
     json_object_set_new(object, "flops", json_make_number(rank->flops));
     json_object_set_new(object, "moved_bytes", json_make_number(rank->moved));
+    json_object_set_new(object, "instructions", json_integer(rank->n_instructions));
     return object;
 }
 
@@ -264,24 +272,76 @@ static json_t *traffic_json(const PlanFigures *figures) {
     return lines;
 }
 
-static void add_times(json_t *object, const StepTimes *times) {
-    static const char *const names[] = {"forward_ms", "backward_ms", "update_ms"};
-    double waited = 0.0, sent = 0.0;
+static json_t *links_json(const PlanFigures *figures) {
+    json_t *lines = json_array();
+    const RankFigures *rank = &figures->rank[figures->times.busiest];
+    for (int link = 0; link < N_LINKS; link++) {
+        json_t *line = json_object();
+        json_object_set_new(line, "link", json_string(link_name((LinkKind)link)));
+        json_object_set_new(line, "messages", json_make_number(rank->sent.link[link].n_messages));
+        json_object_set_new(line, "rank_bytes", json_make_number(rank->sent.link[link].n_bytes));
+        json_array_append_new(lines, line);
+    }
+    return lines;
+}
+
+/* What holds up `n` phases together. */
+static json_t *bounds_json(const PartTime *phases, int n) {
     json_t *bounds = json_object();
-    for (int i = PHASE_FORWARD; i <= PHASE_UPDATE; i++)
-        json_object_set_new(object, names[i], json_make_number(times->phase[i].seconds * 1e3));
-    for (int i = 0; i < N_PHASES; i++) waited += times->phase[i].waited, sent += times->phase[i].sent;
+    double waited = 0.0;
     for (int bound = 0; bound < N_BOUNDS; bound++) {
         double seconds = 0.0;
-        for (int i = 0; i < N_PHASES; i++) seconds += times->phase[i].bound[bound];
         char name[40];
+        for (int i = 0; i < n; i++) seconds += phases[i].bound[bound];
         snprintf(name, sizeof name, "%s_ms", bound_name((NodeBound)bound));
         json_object_set_new(bounds, name, json_make_number(seconds * 1e3));
     }
-    json_object_set_new(object, "bounds", bounds);
+    for (int i = 0; i < n; i++) waited += phases[i].waited;
+    json_object_set_new(bounds, "comm_wait_ms", json_make_number(waited * 1e3));
+    return bounds;
+}
+
+static void add_times(json_t *object, const StepTimes *times) {
+    static const char *const names[] = {"forward", "backward", "update"};
+    double waited = 0.0, sent = 0.0;
+    json_t *phases = json_object();
+    for (int i = PHASE_FORWARD; i <= PHASE_UPDATE; i++) {
+        char name[40];
+        snprintf(name, sizeof name, "%s_ms", names[i]);
+        json_object_set_new(object, name, json_make_number(times->phase[i].seconds * 1e3));
+        json_object_set_new(phases, names[i], bounds_json(&times->phase[i], 1));
+    }
+    for (int i = 0; i < N_PHASES; i++) waited += times->phase[i].waited, sent += times->phase[i].sent;
+    json_object_set_new(object, "bounds", bounds_json(times->phase, N_PHASES));
+    json_object_set_new(object, "phase_bounds", phases);
     json_object_set_new(object, "comm_ms", json_make_number(sent * 1e3));
     json_object_set_new(object, "comm_wait_ms", json_make_number(waited * 1e3));
     json_object_set_new(object, "bubble_ms", json_make_number(times->bubble * 1e3));
+    json_object_set_new(object, "busiest_stage", json_integer(times->busiest));
+}
+
+static void add_layout(json_t *object, const PlanRun *plan, const PlanFigures *figures) {
+    const TrainCommand *values = &plan->train.values;
+    char recompute[24];
+    int n_ranks = mesh_n_ranks(&plan->train.shape), a_host = figures->links.ranks_a_host;
+    json_object_set_new(object, "ranks", json_integer(n_ranks));
+    json_object_set_new(object, "hosts", json_integer((n_ranks + a_host - 1) / a_host));
+    for (int axis = 0; axis < N_AXES; axis++)
+        json_object_set_new(object, axis_name((Axis)axis), json_integer(plan->train.shape.size[axis]));
+    bool has_stages = plan->train.shape.size[AXIS_PP] > 1;
+    json_object_set_new(object, "schedule",
+                        has_stages ? json_string(schedule_info(figures->schedule.kind)->name) : json_null());
+    json_object_set_new(object, "chunks",
+                        has_stages ? json_integer(figures->schedule.shape.n_chunks) : json_null());
+    json_object_set_new(object, "zero", json_integer(values->parallel.zero));
+    json_object_set_new(object, "recompute",
+                        json_string(recompute_text(values->train.recompute, recompute, sizeof recompute)));
+    json_object_set_new(object, "recompute_blocks", json_integer(values->train.recompute_blocks));
+    json_object_set_new(object, "dtype", json_string(precision_names[values->train.precision]));
+    json_object_set_new(object, "batch", json_integer(values->train.batch));
+    json_object_set_new(object, "sequence", json_integer(values->train.sequence));
+    json_object_set_new(object, "micro_batch", json_integer(values->train.micro_batch));
+    json_object_set_new(object, "micro_batches", json_integer(figures->schedule.shape.n_micro_batches));
 }
 
 json_t *plan_json(const PlanRun *plan, const PlanFigures *figures) {
@@ -292,12 +352,7 @@ json_t *plan_json(const PlanRun *plan, const PlanFigures *figures) {
     json_object_set_new(object, "model", json_make_text(values->model.preset));
     json_object_set_new(object, "machine", json_make_text(plan->machine.machine.device.name));
     json_object_set_new(object, "parameters", json_integer(figures->n_parameters));
-    json_object_set_new(object, "ranks", json_integer((json_int_t)n_ranks));
-    for (int axis = 0; axis < N_AXES; axis++)
-        json_object_set_new(object, axis_name((Axis)axis), json_integer(plan->train.shape.size[axis]));
-    json_object_set_new(object, "batch", json_integer(values->train.batch));
-    json_object_set_new(object, "micro_batch", json_integer(values->train.micro_batch));
-    json_object_set_new(object, "micro_batches", json_integer(figures->schedule.shape.n_micro_batches));
+    add_layout(object, plan, figures);
     json_object_set_new(object, "fits", json_boolean(figures->fits));
     set_bytes(object, "peak_bytes", figures->rank[figures->most].total);
     set_bytes(object, "usable_bytes", figures->usable);
@@ -307,16 +362,20 @@ json_t *plan_json(const PlanRun *plan, const PlanFigures *figures) {
     json_object_set_new(object, "standard_flops", json_make_number(figures->standard_flops));
     json_object_set_new(object, "model_flops", json_make_number(figures->model_flops));
     json_object_set_new(object, "counted_flops", json_make_number(figures->counted_flops));
+    json_object_set_new(object, "repeated_flops",
+                        json_make_number(figures->counted_flops - figures->useful_flops));
     json_object_set_new(object, "device_flops_per_s",
                         json_make_number(figures->standard_flops / figures->times.seconds / n_ranks));
     json_object_set_new(object, "mfu", json_make_number(figures->mfu));
     json_object_set_new(object, "hfu", json_make_number(figures->hfu));
     json_object_set_new(object, "run_tokens", json_make_number(figures->n_run_tokens));
     json_object_set_new(object, "run_seconds", json_make_number(figures->run_seconds));
+    json_object_set_new(object, "watts", json_make_number(plan->machine.machine.device.watts));
     json_object_set_new(object, "joules", json_make_number(figures->joules));
     for (int i = 0; i < figures->n_ranks_built; i++)
         json_array_append_new(ranks, rank_json(&figures->rank[i]));
     json_object_set_new(object, "rank", ranks);
     json_object_set_new(object, "traffic", traffic_json(figures));
+    json_object_set_new(object, "links", links_json(figures));
     return object;
 }

@@ -32,6 +32,7 @@ static const char *reason_of(const PlanTuning *tuning, const TunedLayout *found,
                             found->layout.recompute == RECOMPUTE_SELECTIVE ? "what is cheap " : "");
     if (found->layout.offload != TUNE_AS_GIVEN)
         text = arena_printf(arena, "%s%s at the host, ", text, tune_offload_words[found->layout.offload]);
+    if (found->layout.has_no_samples) text = arena_printf(arena, "%swithout samples, ", text);
     if (found == best) return arena_printf(arena, "%sthe fastest", text);
     const char *other = found->bytes < 0.97 * best->bytes ? ", with less memory" : "";
     return arena_printf(arena, "%s%.1f %% slower%s", text, 100.0 * (found->seconds / best->seconds - 1.0),
@@ -71,7 +72,8 @@ static json_t *recompute_json(int64_t recompute) {
     return recompute == RECOMPUTE_SELECTIVE ? json_string("selective") : json_integer(recompute);
 }
 
-static json_t *layout_json(const PlanRun *plan, const TunedLayout *found, Arena *arena) {
+static json_t *layout_json(const PlanRun *plan, const PlanTuning *tuning, const TunedLayout *found,
+                           Arena *arena) {
     json_t *object = json_object();
     for (int axis = 0; axis < N_AXES; axis++)
         json_object_set_new(object, axis_name((Axis)axis), json_integer(found->layout.size[axis]));
@@ -89,21 +91,38 @@ static json_t *layout_json(const PlanRun *plan, const TunedLayout *found, Arena 
     json_object_set_new(object, "bubble", json_make_number(found->bubble));
     json_object_set_new(object, "mfu", json_make_number(found->mfu));
     json_object_set_new(object, "tokens_per_s", json_make_number(found->tokens_per_s));
+    json_object_set_new(object, "why", json_string(reason_of(tuning, found, arena)));
     json_object_set_new(object, "train", json_make_text(train_words(plan, found, arena)));
+    return object;
+}
+
+/* Estimated: what is known of it is time and memory. */
+static json_t *front_json(const PlanRun *plan, const TunedLayout *found, Arena *arena) {
+    json_t *object = json_object();
+    json_object_set_new(object, "step_ms", json_make_number(found->seconds * 1e3));
+    json_object_set_new(object, "peak_bytes", json_make_number(found->bytes));
+    json_object_set_new(object, "layout", json_make_text(plan_layout_text(plan, &found->layout, arena)));
     return object;
 }
 
 json_t *plan_tune_json(const PlanRun *plan, const PlanTuning *tuning) {
     Arena arena = {0};
-    json_t *object = json_object(), *best = json_array();
+    json_t *object = json_object(), *best = json_array(), *front = json_array();
     json_object_set_new(object, "command", json_string("plan --tune"));
+    json_object_set_new(object, "model", json_make_text(plan->train.values.model.preset));
+    json_object_set_new(object, "machine", json_make_text(plan->machine.machine.device.name));
+    json_object_set_new(object, "ranks", json_integer(plan->n_ranks));
     json_object_set_new(object, "layouts", json_integer(tuning->n_layouts));
     json_object_set_new(object, "refused", json_integer(tuning->n_refused));
     json_object_set_new(object, "planned", json_integer(tuning->n_planned));
+    json_object_set_new(object, "probed", json_integer(tuning->n_probed));
     json_object_set_new(object, "seconds", json_make_number(tuning->seconds));
     for (int i = 0; i < tuning->n_best; i++)
-        json_array_append_new(best, layout_json(plan, &tuning->best[i], &arena));
+        json_array_append_new(best, layout_json(plan, tuning, &tuning->best[i], &arena));
+    for (int i = 0; i < tuning->n_front; i++)
+        json_array_append_new(front, front_json(plan, &tuning->front[i], &arena));
     json_object_set_new(object, "best", best);
+    json_object_set_new(object, "front", front);
     arena_free(&arena);
     return object;
 }
