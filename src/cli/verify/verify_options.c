@@ -320,6 +320,7 @@ static void choose_layouts(Verify *run, Precision precision, const Offload *offl
     run->choice.compresses = compression->kind != COMPRESS_NONE;
     run->choice.is_flushed = offload_has(offload, OFFLOAD_WEIGHTS) || call->n_prompt;
     run->choice.waits = call->n_prompt > 0;
+    run->choice.moves_state = offload_has(offload, OFFLOAD_OPTIMIZER);
     run->choice.host_ranks = compression->is_across_hosts ? (int)call->host_ranks : 0;
 }
 

@@ -179,10 +179,10 @@ static bool set_overlap(const VerifyChoice *choice, VerifyCase *layout, int i) {
     return i < (is_plain(layout) && n_sums(layout) > 1 ? 2 : 1);
 }
 
-/* Where stages would wait for each other. */
+/* Where stages would wait for each other, or moves of the optimizer's state for the norm. */
 static bool set_clipping(const VerifyChoice *choice, VerifyCase *layout, int i) {
-    (void)choice;
-    bool waits = layout->shape.size[AXIS_PP] > 1 && !schedule_info(layout->schedule)->is_asynchronous;
+    bool has_stages = layout->shape.size[AXIS_PP] > 1;
+    bool waits = has_stages ? !schedule_info(layout->schedule)->is_asynchronous : choice->moves_state;
     layout->checks_later = i == 1;
     bool is_usual = layout->by_sequence || layout->shape.size[AXIS_TP] == 1; /* as layers are split */
     return i < (waits && is_usual && is_plain(layout) && layout->overlaps ? 2 : 1);

@@ -62,6 +62,7 @@ typedef struct {
     bool compresses;  /* only layouts that can */
     bool is_flushed;  /* pipelines that are, alone: others have several versions of the weights */
     bool waits;       /* for norms, before updates */
+    bool moves_state; /* of the optimizer, for updates (--offload): clipping may or may not wait for them */
     int host_ranks;   /* and, between hosts of so many ranks; 0: between all */
 } VerifyChoice;
 
