@@ -33,7 +33,8 @@ typedef struct {
     double forward, backward; /* seconds of all micro-batches */
 } Estimate;
 
-/* Of pipelines of every length that divides the ranks, with any number of chunks: how blocks are given out. */
+/* Of pipelines of every length that divides the ranks, with any number of chunks: how blocks are given
+ * out. */
 const StageBlocks *plan_list_stages(const PlanRun *plan, int n_ranks, Arena *arena);
 
 /* Micro-batches whose activations the first stage of a pipeline keeps, the last, and those in between, in

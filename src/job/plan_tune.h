@@ -12,8 +12,8 @@
  *
  * **Estimates** are made of programs of a few blocks, one for every tp, cp, ep, micro-batch and recompute:
  * what a block adds to the time and the bytes of a stage, and what the ends of the model do. A layout is then
- * a sum, with the bubble by the schedule's formula and collectives by theirs. What needs too much memory by its
- * estimate is not planned. **Plans** are made of the best by estimate, in order, and those that fit are
+ * a sum, with the bubble by the schedule's formula and collectives by theirs. What needs too much memory by
+ * its estimate is not planned. **Plans** are made of the best by estimate, in order, and those that fit are
  * compared by simulation. */
 #ifndef PGPT_JOB_PLAN_TUNE_H
 #define PGPT_JOB_PLAN_TUNE_H

@@ -81,7 +81,8 @@ static void print_memory_line(const RankFigures *rank) {
            format_bytes(state).text, format_bytes(beside).text, format_bytes(rank->total).text);
 }
 
-/* What a sample on the way takes beside the step may be all that is too much: under ZeRO-3 the whole model. */
+/* What a sample on the way takes beside the step may be all that is too much: under ZeRO-3 the whole
+ * model. */
 static void print_misfit(const PlanFigures *figures) {
     const RankFigures *most = &figures->rank[figures->most];
     uint64_t without = plan_bytes_without_samples(figures);

@@ -15,8 +15,8 @@ static const struct {
     [PATTERN_BIGBIRD] = {"bigbird", "bigbird:BLOCK:WINDOW:GLOBAL:RANDOM", 4},
 };
 
-/* One number from *text on, which is left behind it; one that is too large is PATTERN_MAX_NUMBER + 1. -1: there
- * is none. */
+/* One number from *text on, which is left behind it; one that is too large is PATTERN_MAX_NUMBER + 1. -1:
+ * there is none. */
 static int64_t read_number(const char **text, const char *end) {
     const char *first = *text;
     int64_t number = 0;

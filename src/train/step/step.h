@@ -83,8 +83,9 @@ typedef struct {
 } LocalPhase;
 
 /* Of Adam with a frozen variance: how many updates the variance has had, which is what its bias is corrected
- * by, and in a run that was begun with one and goes on as exact, how many it has missed; whether every rank has what it needs of the others' slices; and whether a compressed step has followed
- * the last exact one, in this process or before a resume. */
+ * by, and in a run that was begun with one and goes on as exact, how many it has missed; whether every rank
+ * has what it needs of the others' slices; and whether a compressed step has followed the last exact one, in
+ * this process or before a resume. */
 typedef struct {
     int64_t n_variance_updates, n_frozen;
     bool has_entered, is_frozen;

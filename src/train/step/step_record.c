@@ -38,8 +38,8 @@ GptSplit step_split(const StepOptions *options) {
     return split;
 }
 
-/* Without one of those that all ranks of tp sum together: others are some ranks' only, and each would leave out
- * something else. Returns how many are left. */
+/* Without one of those that all ranks of tp sum together: others are some ranks' only, and each would leave
+ * out something else. Returns how many are left. */
 static int leave_out_replica(GradientReplica *replicas, int n_replicas, const Comm *tp, int number) {
     int n_shared = 0, n_kept = 0, at = 0;
     for (int i = 0; i < n_replicas; i++) n_shared += replicas[i].comm == tp;
