@@ -3,13 +3,18 @@
  * when they grow. */
 #include "data/dataset.h"
 
+#include "base/system/memory.h"
 #include "data/dataset_tokens.h"
 #include "data/hash.h"
 
 #include <assert.h>
 #include <stdlib.h>
 
-enum { CHUNK_BYTES = 1 << 20, BLOCK_TOKENS = 1 << 20 };
+enum {
+    CHUNK_BYTES = 1 << 20,
+    BLOCK_TOKENS = 1 << 20,
+    SPARE_BYTES = 64 << 20, /* of memory, beside tokens */
+};
 
 typedef struct {
     void **blocks; /* of BLOCK_TOKENS each, all but the last one full */
@@ -25,6 +30,8 @@ static void packed_free(Packed *packed) {
 }
 
 static Status add_block(Packed *packed, Error *error) {
+    TRY(memory_check((uint64_t)packed->token_bytes * BLOCK_TOKENS + SPARE_BYTES, "the tokens of the text",
+                     "give less of it, or make shards of it (pgpt data prepare)", error));
     void **blocks = realloc(packed->blocks, (packed->n_blocks + 1) * sizeof *blocks);
     if (blocks) packed->blocks = blocks;
     void *block = blocks ? malloc((size_t)packed->token_bytes * BLOCK_TOKENS) : NULL;

@@ -6,13 +6,19 @@
 #define _GNU_SOURCE /* asprintf */
 #include "data/text.h"
 
+#include "base/system/memory.h"
+
 #include <inttypes.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { PIECE_BYTES = 1 << 20 };
+enum {
+    PIECE_BYTES = 1 << 20,
+    LARGE_BYTES =
+        64 << 20, /* from here on it is asked whether there is so much memory: input may never end */
+};
 
 static Status out_of_memory(const char *name, size_t n_bytes, Error *error) {
     return error_failed(error, "out of memory: no room for the %zu bytes of %s", n_bytes, name);
@@ -24,6 +30,8 @@ static Status make_room(Text *text, const char *name, uint64_t n_bytes, Error *e
     size_t wanted = text->n_bytes + (size_t)n_bytes + 1;
     if (wanted <= text->capacity) return STATUS_OK;
     if (text->n_bytes && wanted < 2 * text->capacity) wanted = 2 * text->capacity;
+    if (wanted >= LARGE_BYTES)
+        TRY(memory_check(wanted, name, "give less of it, or make shards of it (pgpt data prepare)", error));
     char *larger = realloc(text->bytes, wanted);
     if (!larger) return out_of_memory(name, wanted, error);
     text->bytes = larger;

@@ -33,6 +33,8 @@ refused '/--ways has int8 twice/' lab traffic --ways int8,int8
 refused '/--rates has more than 4/' lab traffic --rates 1,2,3,4,5
 refused '/--compress cannot be given/' lab traffic -- --compress int8
 refused '/--links namespaces has hosts and a launcher of its own/' lab traffic --links namespaces --launcher mpirun
+refused '/--latency-us is of --links model/' lab traffic --links namespaces --latency-us 20
+refused '/--ways has an empty place/' lab traffic --ways int8,
 ranks_refused "/'lab traffic' starts its own ranks/" 2 lab traffic
 
 if is_long && ((EUID == 0)) && unshare --net true 2>/dev/null && [[ $(ldd "$PGPT") == *libmpi.so* ]]; then

@@ -73,3 +73,9 @@ code=0
     --validation 0 --out hopeless >out 2>err </dev/null || code=$?
 ((code == 1)) || fail "exit $code where nothing can be learned: $(tail -n 3 out err)"
 grep -Eq '^pgpt: the gradient of step [0-9]+ is not a finite number, though the loss is not scaled.*--dtype bf16$' err || fail "$(cat err)"
+
+# One step was good, and its learning rate spoilt the weights: that is what is blamed.
+code=0
+"$PGPT" train "${TINY[@]}" --steps 24 --lr 1000 --dtype f16 --out spoilt >out 2>err </dev/null || code=$?
+((code == 1)) || fail "exit $code with a learning rate of 1000: $(tail -n 3 out err)"
+grep -q 'the learning rate was 1e+03' err || fail "something else is blamed: $(cat err)"

@@ -119,6 +119,16 @@ static void test_text_sources(void **state) {
     assert_int_equal(rmdir(folder), 0);
 }
 
+/* Input that never ends is refused before the memory is gone. */
+static void test_too_large_a_text(void **state) {
+    (void)state;
+    Error error = {0};
+    Text text;
+    assert_int_equal(text_from_bytes("endless", "x", (size_t)1 << 50, &text, &error), STATUS_USER);
+    assert_non_null(strstr(error.text, "for endless"));
+    assert_non_null(strstr(error.text, "pgpt data prepare"));
+}
+
 static void test_text_from_stdin(void **state) {
     (void)state;
     int ends[2], saved = dup(STDIN_FILENO);
@@ -400,6 +410,7 @@ int main(void) {
         cmocka_unit_test(test_corpus_is_a_pure_function),
         cmocka_unit_test(test_corpus_is_well_formed),
         cmocka_unit_test(test_text_sources),
+        cmocka_unit_test(test_too_large_a_text),
         cmocka_unit_test(test_text_from_stdin),
         cmocka_unit_test(test_every_window_once_per_epoch),
         cmocka_unit_test(test_batches_depend_on_the_index_alone),

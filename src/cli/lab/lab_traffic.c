@@ -81,6 +81,9 @@ const OptionCommand lab_traffic_command = {
 static Status add_way(TrafficStudy *study, const char *text, Error *error) {
     Compression compression;
     char name[sizeof study->way[0].name];
+    if (!*text)
+        return error_user(error,
+                          "--ways has an empty place; give values of --compress with single commas between");
     TRY(compression_parse(text, &compression, error));
     compression.n_warmup = compression_default_warmup(&compression, study->call->n_steps);
     compression_name(&compression, name, sizeof name);
@@ -143,6 +146,10 @@ static Status read_call(TrafficStudy *study, Error *error) {
     if (study->call->links == LINKS_NAMESPACES && *study->values->runs.launcher)
         return error_user(error, "--links namespaces has hosts and a launcher of its own; leave --launcher "
                                  "out, or choose --links model");
+    if (study->call->links == LINKS_NAMESPACES &&
+        options_source(study->options, "latency-us") == OPTION_FROM_COMMAND)
+        return error_user(error, "--latency-us is of --links model: namespaces take the time that they take; "
+                                 "leave it out, or choose --links model");
     TRY(options_init(&train, &train_command, &values, error));
     lab_read_train_words(&lab_traffic_command, study->options->arguments, study->options->n_arguments, ours,
                          &train, error);

@@ -4,6 +4,7 @@
  * to that. */
 #include "data/shards/prepare_input.h"
 
+#include "base/system/memory.h"
 #include "base/text/json.h"
 
 #include <errno.h>
@@ -173,8 +174,12 @@ static size_t find_cut(const PieceReader *reader, const Piece *piece) {
     return cut_between_characters(piece->bytes, piece->n_bytes);
 }
 
+/* A document that never ends is one piece. */
 static Status make_room(char **bytes, size_t *capacity, size_t wanted, const char *name, Error *error) {
+    const size_t large_bytes = (size_t)64 << 20;
     if (wanted <= *capacity) return STATUS_OK;
+    if (wanted >= large_bytes)
+        TRY(memory_check(wanted, name, "it is a text without any place to cut it; give another", error));
     char *larger = wanted > SIZE_MAX / 4 ? NULL : realloc(*bytes, wanted);
     if (!larger) return error_failed(error, "out of memory: no room for %zu bytes of %s", wanted, name);
     *bytes = larger;

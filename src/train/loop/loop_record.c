@@ -18,7 +18,7 @@ static void add_times(StepResult *sum, const StepResult *step) {
 static Status refuse_step(const Trainer *trainer, int64_t step, bool has_loss, double rate, Error *error) {
     const OptimizerOptions *optimizer = trainer->setup.optimizer;
     bool is_scaled = trainer->step.loss.scale != NULL,
-         is_first = trainer->n_steps_timed == 1 || step <= trainer->step.scale.n_skipped + 1;
+         is_first = trainer->n_steps_timed == 1 || step <= trainer->step.scale.n_skipped; /* this one too */
     const Optimizer *rule = optimizer_of(optimizer);
     OptimizerSuspect suspect;
     char advice[256], blamed[64] = "", remedy[80] = "lower --lr";
