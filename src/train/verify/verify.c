@@ -76,9 +76,10 @@ typedef struct {
     bool keeps_bits; /* this is that training */
 } Comparer;
 
-/* Layouts round otherwise, so that in 16 bits a token in a few hundred goes to another expert. The loss hardly
- * shows it; but where a gradient is next to nothing its sign changes with a token, and with that the step that
- * Adam makes of it: a few elements of a tensor are off, where a sum that is left out changes them all. */
+/* Layouts round otherwise, so that in 16 bits a token in a few hundred goes to another expert. The loss
+ * hardly shows it; but where a gradient is next to nothing its sign changes with a token, and with that the
+ * step that Adam makes of it: a few elements of a tensor are off, where a sum that is left out changes them
+ * all. */
 static int64_t most_beyond(const Comparer *comparer, int64_t n_elements) {
     enum { A_FEW = 2, PARTS = 32 };
     const ModelConfig *config = &comparer->reference->config;
