@@ -4,157 +4,9 @@
 #include "graph/executor.h"
 
 #include "base/system/timer.h"
-#include "graph/executor_capture.h"
+#include "graph/executor_calls.h"
 
 #include <string.h>
-
-void *executor_address_in(const Executor *executor, const Tensor *tensor, int frame) {
-    if (!tensor) return NULL;
-    const Tensor *root = tensor_root((Tensor *)tensor);
-    char *base = executor->memory->base[root->place];
-    if (!base) return NULL;
-    if (root->twin && executor->are_swapped)
-        return base + root->twin->offset + (tensor->offset - root->offset);
-    if (!place_is_framed(root->place)) return base + tensor->offset;
-    const ChunkPlan *chunk = &executor->program->plan.chunk[root->chunk];
-    return base + chunk->base[root->place] + (size_t)frame * chunk->bytes[root->place] + tensor->offset;
-}
-
-/* Is the tensor in a frame of another chunk than this? */
-static bool is_of_another(const Tensor *tensor, int chunk) {
-    if (!tensor) return false;
-    const Tensor *root = tensor_root((Tensor *)tensor);
-    return place_is_framed(root->place) && root->chunk != chunk;
-}
-
-void executor_swap_twins(Executor *executor) {
-    executor->are_swapped = !executor->are_swapped;
-}
-
-static bool has_twin(const Tensor *tensor) {
-    return tensor && tensor_root((Tensor *)tensor)->twin;
-}
-
-/* Where it is for a micro-batch of this chunk. */
-static void *address_for(const Executor *executor, const Tensor *tensor, int chunk, MicroBatch micro) {
-    if (tensor && micro.version && tensor_root((Tensor *)tensor)->place == PLACE_PARAMETER) {
-        char *first = executor_address_in(executor, tensor, 0);
-        return first ? first + (size_t)micro.version * executor->program->plan.bytes[PLACE_PARAMETER] : NULL;
-    }
-    bool is_elsewhere = is_of_another(tensor, chunk) && micro.frames;
-    int frame = is_elsewhere ? micro.frames[tensor_root((Tensor *)tensor)->chunk] : micro.frame;
-    return executor_address_in(executor, tensor, frame);
-}
-
-static KernelCall make_call(const Executor *executor, const Node *node, MicroBatch micro) {
-    const Backend *backend = executor->memory->backend;
-    bool is_left = backend_leaves_to_host(backend, node) && !backend->only_plans;
-    KernelCall call = {.node = node,
-                       .n_threads = is_left ? backend->host.n_threads : backend->n_threads,
-                       .context = is_left ? backend->host.context : backend->context,
-                       .mover = executor->memory->mover};
-    int chunk = node->chunk, n_versions = executor->program->plan.n_versions;
-    MicroBatch read = micro;
-    if (node->is_of_last_version) read.version = (micro.version + n_versions - 1) % n_versions;
-    for (int i = 0; i < node->n_inputs; i++) call.in[i] = address_for(executor, node->input[i], chunk, read);
-    for (int i = 0; i < node->n_outputs; i++) {
-        call.out[i] = address_for(executor, node->output[i], chunk, micro);
-        call.add[i] =
-            node->write[i] == WRITE_ADD || (node->write[i] == WRITE_ADD_AFTER_FIRST && !micro.is_first);
-    }
-    call.scratch = address_for(executor, node->scratch, chunk, micro);
-    return call;
-}
-
-static ExecutorPart *part_of(const Executor *executor, Section section, int chunk) {
-    int at = section_is_of_step(section) ? 0 : chunk;
-    return &executor->part[(int)section * executor->program->plan.n_chunks + at];
-}
-
-static KernelCall *prepared_call(const ExecutorPart *part, int number, MicroBatch micro) {
-    int way = (micro.version * part->n_frames + micro.frame) * 2 + micro.is_first;
-    return &part->calls[(size_t)way * (size_t)part->nodes.count + (size_t)(number - part->nodes.first)];
-}
-
-static bool runs_in(const Node *node, MicroBatch micro) {
-    if (!node_is_of(node, micro.regimes)) return false;
-    return node_runs_in(node, micro.is_last) || (node->is_not_last && micro.goes_on);
-}
-
-/* Of node `number` as this micro-batch runs it. */
-static const KernelCall *call_of(Executor *executor, const ExecutorPart *part, int number, MicroBatch micro) {
-    if (!executor->is_made_late || !executor->is_made_late[number]) return prepared_call(part, number, micro);
-    executor->late_call = make_call(executor, executor->program->graph->node[number], micro);
-    return &executor->late_call;
-}
-
-static SectionCapture *capture_of(const ExecutorPart *part, MicroBatch micro) {
-    return &part->capture[(micro.version * part->n_frames + micro.frame) * 4 + micro.is_first +
-                          2 * micro.is_last];
-}
-
-/* Does the node touch what is another chunk's? */
-static bool is_across(const Node *node) {
-    bool is = false;
-    if (section_is_of_step(node->section)) return false;
-    for (int k = 0; k < node->n_inputs; k++) is |= is_of_another(node->input[k], node->chunk);
-    for (int k = 0; k < node->n_outputs; k++) is |= is_of_another(node->output[k], node->chunk);
-    return is;
-}
-
-static bool touches_twin(const Node *node) {
-    bool does = false;
-    for (int k = 0; k < node->n_inputs; k++) does |= has_twin(node->input[k]);
-    for (int k = 0; k < node->n_outputs; k++) does |= has_twin(node->output[k]);
-    return does;
-}
-
-static void find_made_late(Executor *executor) {
-    const Graph *graph = executor->program->graph;
-    bool *is_made_late = ARENA_ARRAY(&executor->arena, bool, graph->n_nodes + 1);
-    for (int i = 0; i < graph->n_nodes; i++) {
-        is_made_late[i] = is_across(graph->node[i]) || touches_twin(graph->node[i]);
-        if (is_made_late[i]) executor->is_made_late = is_made_late;
-    }
-}
-
-static void make_part(Executor *executor, Section section, int chunk) {
-    const Program *program = executor->program;
-    ExecutorPart *part = part_of(executor, section, chunk);
-    part->nodes = program_part(program, section, chunk);
-    part->n_frames = section_is_of_step(section) ? 1 : program->plan.chunk[chunk].n_frames;
-    part->n_versions = program->plan.n_versions > 1 ? program->plan.n_versions : 1;
-    int64_t n_ways = (int64_t)part->n_versions * part->n_frames;
-    part->calls = ARENA_ARRAY(&executor->arena, KernelCall, n_ways * 2 * part->nodes.count + 1);
-    part->capture = ARENA_ARRAY(&executor->arena, SectionCapture, n_ways * 4);
-    for (int i = part->nodes.first; i < part->nodes.first + part->nodes.count; i++) {
-        const Node *node = program->graph->node[i];
-        executor->instruction[i].kernel = backend_kernel(executor->memory->backend, node);
-        part->is_across |= is_across(node);
-        for (int64_t k = 0; k < n_ways * 2; k++) {
-            MicroBatch micro = {.is_first = k % 2,
-                                .frame = (int)(k / 2 % part->n_frames),
-                                .version = (int)(k / 2 / part->n_frames)};
-            *prepared_call(part, i, micro) = make_call(executor, node, micro);
-        }
-    }
-    for (int is_last = 0; is_last < 2 && executor->memory->backend->capture_begin; is_last++)
-        part->captured[is_last] = capture_choose(executor, part->nodes, is_last);
-    for (int64_t i = 0; i < n_ways * 4; i++) /* see capture_of */
-        part->capture[i].run = ARENA_ARRAY(&executor->arena, void *, part->captured[i / 2 % 2].n + 1);
-}
-
-static void make_parts(Executor *executor) {
-    const Program *program = executor->program;
-    int n_chunks = program->plan.n_chunks;
-    executor->instruction = ARENA_ARRAY(&executor->arena, Instruction, program->graph->n_nodes + 1);
-    executor->part = ARENA_ARRAY(&executor->arena, ExecutorPart, N_SECTIONS * n_chunks);
-    find_made_late(executor);
-    for (int section = 0; section < N_SECTIONS; section++) {
-        for (int chunk = 0; chunk < (section_is_of_step((Section)section) ? 1 : n_chunks); chunk++)
-            make_part(executor, (Section)section, chunk);
-    }
-}
 
 static Status open_lanes(Executor *executor, Error *error) {
     const Program *program = executor->program;
@@ -186,7 +38,7 @@ Status executor_open(Executor *executor, const Program *program, DeviceMemory *m
             return error_failed(error, "program '%s' was not announced to its memory", program->name);
         }
     }
-    make_parts(executor);
+    executor_make_parts(executor);
     return open_lanes(executor, error);
 }
 
@@ -270,8 +122,8 @@ static Status run_on_lanes(Executor *executor, const ExecutorPart *part, Program
     joined[0] = nodes.first - 1;
     for (int i = nodes.first; i < nodes.first + nodes.count; i++) {
         const LaneStep *step = &program->lane[i];
-        if (!runs_in(program->graph->node[i], micro)) continue;
-        const KernelCall *call = call_of(executor, part, i, micro);
+        if (!executor_runs_in(program->graph->node[i], micro)) continue;
+        const KernelCall *call = executor_call_of(executor, part, i, micro);
         if (step->lane) {
             TRY(run_beside(executor, i, call, joined, error));
             last[step->lane] = i;
@@ -298,8 +150,8 @@ static Status run_instructions(Executor *executor, const ExecutorPart *part, Pro
     for (int i = nodes.first; i < nodes.first + nodes.count; i++) {
         Instruction *instruction = &executor->instruction[i];
         const Node *node = program->graph->node[i];
-        if (!runs_in(node, micro)) continue;
-        TRY(run_one(executor, i, call_of(executor, part, i, micro), waits, error));
+        if (!executor_runs_in(node, micro)) continue;
+        TRY(run_one(executor, i, executor_call_of(executor, part, i, micro), waits, error));
         if (!is_timed) continue;
         uint64_t after = timer_now_ns();
         instruction->n_runs++;
@@ -383,7 +235,7 @@ static Status run_between(Executor *executor, const ExecutorPart *part, ProgramP
     bool are_apart = is_waited_for || !has_lanes(executor, nodes);
     for (int i = nodes.first; i < nodes.first + nodes.count; i++) {
         const Node *node = executor->program->graph->node[i];
-        if (are_apart && !runs_in(node, micro)) continue;
+        if (are_apart && !executor_runs_in(node, micro)) continue;
         ActivityEntry entry = {.kind = node->op->is_portable && node->is_passed_by ? ACTIVITY_WAIT
                                                                                    : ACTIVITY_INSTRUCTION,
                                .name = are_apart ? node->op->name : "instructions",
@@ -401,22 +253,22 @@ static Status run_between(Executor *executor, const ExecutorPart *part, ProgramP
 static bool is_first_run(ExecutorPart *part, MicroBatch micro) {
     bool is_first = !part->was_run[micro.is_last];
     part->was_run[micro.is_last] = true;
-    capture_of(part, micro)->was_run = true;
+    executor_capture_of(part, micro)->was_run = true;
     return is_first;
 }
 
 /* Run number i of those that are captured, if it is not there yet. */
 static Status make_capture(Executor *executor, const ExecutorPart *part, MicroBatch micro, int i,
                            Error *error) {
-    void **capture = &capture_of(part, micro)->run[i];
+    void **capture = &executor_capture_of(part, micro)->run[i];
     if (*capture) return STATUS_OK;
     return capture_runs(executor, part, part->captured[micro.is_last].run[i], micro, 1, capture, error);
 }
 
 /* What is captured, and one by one what is not, before it, between and behind. */
 static Status run_captured(Executor *executor, Section section, MicroBatch micro, Error *error) {
-    ExecutorPart *part = part_of(executor, section, micro.chunk);
-    const SectionCapture *slot = capture_of(part, micro);
+    ExecutorPart *part = executor_part_of(executor, section, micro.chunk);
+    const SectionCapture *slot = executor_capture_of(part, micro);
     const CapturedRuns *captured = &part->captured[micro.is_last];
     int at = part->nodes.first, end = at + part->nodes.count;
     if (!slot->was_run || !captured->n)
@@ -434,12 +286,12 @@ static Status run_captured(Executor *executor, Section section, MicroBatch micro
 
 /* Several at a time, once it was run; the rest one by one. */
 static Status run_often(Executor *executor, Section section, MicroBatch micro, int n_times, Error *error) {
-    ExecutorPart *part = part_of(executor, section, micro.chunk);
+    ExecutorPart *part = executor_part_of(executor, section, micro.chunk);
     const CapturedRuns *captured = &part->captured[micro.is_last];
     bool is_whole = captured->n && captured->run[0].count == part->nodes.count;
     for (int n; n_times > 0; n_times -= n) {
         n = 1;
-        if (n_times < EXECUTOR_REPEATS || !is_whole || !capture_of(part, micro)->was_run) {
+        if (n_times < EXECUTOR_REPEATS || !is_whole || !executor_capture_of(part, micro)->was_run) {
             TRY(run_captured(executor, section, micro, error));
             continue;
         }
@@ -509,7 +361,7 @@ static Status check_frame(const Executor *executor, int chunk, int frame, Error 
 /* Those of lower chunks are in use: they wait for their backward. */
 static Status check_frames(const Executor *executor, Section section, MicroBatch micro, Error *error) {
     TRY(check_frame(executor, micro.chunk, micro.frame, error));
-    if (!part_of(executor, section, micro.chunk)->is_across) return STATUS_OK;
+    if (!executor_part_of(executor, section, micro.chunk)->is_across) return STATUS_OK;
     if (!micro.frames)
         return error_failed(error,
                             "chunk %d of program '%s' shares memory with another, and its frame is not said",
@@ -525,7 +377,7 @@ Status executor_run(Executor *executor, Section section, MicroBatch micro, Error
     TRY(check_frames(executor, section, micro, error));
     if (backend->event_new && !executor->times_instructions)
         return run_behind(executor, section, micro, 1, error);
-    const ExecutorPart *part = part_of(executor, section, micro.chunk);
+    const ExecutorPart *part = executor_part_of(executor, section, micro.chunk);
     TRY(run_instructions(executor, part, part->nodes, micro, true, true, error));
     return backend->synchronize ? backend->synchronize(backend->context, error) : STATUS_OK;
 }
@@ -541,13 +393,13 @@ Status executor_rehearse(Executor *executor, Section section, MicroBatch micro, 
     if (!backend->capture_begin || executor->times_instructions) return STATUS_OK;
     if (section_is_of_step(section)) micro.chunk = micro.frame = 0;
     TRY(check_frames(executor, section, micro, error));
-    ExecutorPart *part = part_of(executor, section, micro.chunk);
-    if (capture_of(part, micro)->was_run) return STATUS_OK;
+    ExecutorPart *part = executor_part_of(executor, section, micro.chunk);
+    if (executor_capture_of(part, micro)->was_run) return STATUS_OK;
     bool waits = is_first_run(part, micro) && backend->synchronize;
     for (int i = part->nodes.first; i < part->nodes.first + part->nodes.count; i++) {
         const Node *node = executor->program->graph->node[i];
-        if (!runs_in(node, micro) || is_message(node)) continue;
-        TRY(run_one(executor, i, call_of(executor, part, i, micro), waits, error));
+        if (!executor_runs_in(node, micro) || is_message(node)) continue;
+        TRY(run_one(executor, i, executor_call_of(executor, part, i, micro), waits, error));
     }
     for (int i = 0; i < part->captured[micro.is_last].n; i++)
         TRY(make_capture(executor, part, micro, i, error));
@@ -556,9 +408,9 @@ Status executor_rehearse(Executor *executor, Section section, MicroBatch micro, 
 
 Status executor_move_version(Executor *executor, const Node *copy, int from, int to, Error *error) {
     const Backend *backend = executor->memory->backend;
-    KernelCall call = make_call(executor, copy, (MicroBatch){.version = to});
+    KernelCall call = executor_make_call(executor, copy, (MicroBatch){.version = to});
     for (int i = 0; i < copy->n_inputs; i++)
-        call.in[i] = address_for(executor, copy->input[i], 0, (MicroBatch){.version = from});
+        call.in[i] = executor_address_for(executor, copy->input[i], 0, (MicroBatch){.version = from});
     return backend_kernel(backend, copy)(&call, error);
 }
 
@@ -579,7 +431,8 @@ Status executor_phases(Executor *executor, int64_t n_started, uint64_t *phase_ns
 
 const KernelCall *executor_call(const Executor *executor, int number) {
     const Node *node = executor->program->graph->node[number];
-    return prepared_call(part_of(executor, node->section, node->chunk), number, MICRO_BATCH_ONLY);
+    return executor_prepared_call(executor_part_of(executor, node->section, node->chunk), number,
+                                  MICRO_BATCH_ONLY);
 }
 
 void *executor_address(const Executor *executor, const Tensor *tensor) {

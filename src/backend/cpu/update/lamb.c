@@ -5,7 +5,7 @@
  * What a run (LAMB_RUN) has of a matrix is cut into blocks by its elements alone, each block is one thread's,
  * and sums are added up in the order of the blocks: they do not depend on the number of threads. */
 #include "ops/update/lamb.h"
-#include "backend/cpu/moments.h"
+#include "backend/cpu/update/moments.h"
 
 enum { BLOCK = 8192 };
 

@@ -5,7 +5,7 @@
  * number. What has no fast code here (the last, shorter block of a slice; halves on a processor that does not
  * convert them) is done by the plain functions of the format. */
 #include "ops/compress/compress.h"
-#include "backend/cpu/compress_top.h"
+#include "backend/cpu/compress/compress_top.h"
 #include "backend/cpu/kernels.h"
 
 #include <math.h>

@@ -1,6 +1,6 @@
 /* sgd: gradient descent with momentum, one pass over gradient, parameter and momentum. */
 #include "ops/update/sgd.h"
-#include "backend/cpu/moments.h"
+#include "backend/cpu/update/moments.h"
 
 typedef struct {
     float scale, decay, momentum, rate;

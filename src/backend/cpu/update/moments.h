@@ -2,8 +2,8 @@
  *
  * Those in f32 are where they are. Of those in 8 bits (base/block8.h) a record of 64 at a time is read into
  * the first-level cache, worked upon there and written back: one pass over memory. */
-#ifndef PGPT_BACKEND_CPU_MOMENTS_H
-#define PGPT_BACKEND_CPU_MOMENTS_H
+#ifndef PGPT_BACKEND_CPU_UPDATE_MOMENTS_H
+#define PGPT_BACKEND_CPU_UPDATE_MOMENTS_H
 
 #include "backend/cpu/kernels.h"
 #include "ops/update/update.h"

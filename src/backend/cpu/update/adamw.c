@@ -6,7 +6,7 @@
  * Moments of parameters that get no gradient shrink for ever; below 1e-37 they become 0, because arithmetic
  * on the denormal numbers they would end in is a hundred times slower on some machines. */
 #include "ops/update/adamw.h"
-#include "backend/cpu/moments.h"
+#include "backend/cpu/update/moments.h"
 
 typedef struct {
     float beta1, beta2, new1, new2; /* m = beta1·m + new1·g, v = beta2·v + new2·g² */

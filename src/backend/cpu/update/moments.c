@@ -1,4 +1,4 @@
-#include "backend/cpu/moments.h"
+#include "backend/cpu/update/moments.h"
 
 #include "base/block8.h"
 

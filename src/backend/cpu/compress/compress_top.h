@@ -7,8 +7,8 @@
  * together, and none waits long for another; one maximum after the other takes as many for two or three.
  * Where two of the sorted ones agree in all 25 bits their order is not known: those in front of them are
  * taken, and then it goes one by one, with the whole size. */
-#ifndef PGPT_BACKEND_CPU_COMPRESS_TOP_H
-#define PGPT_BACKEND_CPU_COMPRESS_TOP_H
+#ifndef PGPT_BACKEND_CPU_COMPRESS_COMPRESS_TOP_H
+#define PGPT_BACKEND_CPU_COMPRESS_COMPRESS_TOP_H
 
 #include "backend/cpu/kernels.h"
 #include "ops/compress/codec.h"

@@ -1,6 +1,6 @@
 /* muon: what is not a product of matrices. Each is one pass over what it reads and writes. */
 #include "ops/update/muon.h"
-#include "backend/cpu/moments.h"
+#include "backend/cpu/update/moments.h"
 
 /* ---- momentum and direction ---- */
 
