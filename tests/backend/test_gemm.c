@@ -247,7 +247,10 @@ static void check_narrow(int64_t m, int64_t n, int64_t narrow, int64_t k, unsign
     gemm_run(&gemm, scratch, 1);
     for (int64_t i = 0; i < m * narrow; i++) {
         const int64_t at = i / narrow * (n + GAP) + i % narrow;
-        if (memcmp(&whole[at], &alone[at], sizeof *whole) != 0)
+        uint32_t bits, bits_alone;
+        memcpy(&bits, &whole[at], sizeof bits);
+        memcpy(&bits_alone, &alone[at], sizeof bits_alone);
+        if (bits != bits_alone)
             fail_msg("%lldx%lldx%lld%s%s: element %lld is %.9g, alone %.9g", (long long)m, (long long)n,
                      (long long)k, transpose_a ? ", A transposed" : "", transpose_b ? ", B transposed" : "",
                      (long long)i, (double)whole[at], (double)alone[at]);

@@ -29,7 +29,7 @@ static void choices(void **state) {
     int got[MOST], want[MOST];
     for (int E = 1; E <= MOST; E += E < 70 ? 1 : 23)
         for (int K = 1; K <= E && K <= ROUTE_MAX_CHOSEN; K += K < 4 ? 1 : 7) {
-            fill(score, E, (uint64_t)(E * 100 + K));
+            fill(score, E, (uint64_t)E * 100 + (uint64_t)K);
             cpu_route_math.largest(score, E, K, got);
             route_math.largest(score, E, K, want);
             for (int s = 0; s < K; s++)
@@ -50,7 +50,7 @@ static void values(void **state) {
     static float x[MOST], got[ROUTE_MAX_EXPERTS], want[ROUTE_MAX_EXPERTS];
     for (int E = 1; E <= MOST; E++)
         for (int kind = 0; kind < 4; kind++) {
-            for (int i = 0; i < E; i++) x[i] = 20.0f * test_value("values", (uint64_t)(E * 1000 + i));
+            for (int i = 0; i < E; i++) x[i] = 20.0f * test_value("values", (uint64_t)E * 1000 + (uint64_t)i);
             if (kind == 1) x[E / 2] = -INFINITY;
             if (kind == 2) x[E / 2] = NAN;
             if (kind == 3) x[E - 1] = INFINITY;

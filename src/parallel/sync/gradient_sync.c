@@ -180,7 +180,8 @@ bool sync_leaves_out(const GradientSync *sync, int unit) {
     int n_shared = n[FLAT_SHARED], n_experts = sync->comm[FLAT_EXPERTS] ? n[FLAT_EXPERTS] : 0;
     bool is_of_experts = n_experts && number >= n_shared;
     if (is_of_experts != (group == FLAT_EXPERTS)) return false;
-    return index == (is_of_experts ? (number - n_shared) % n_experts : number % n_shared);
+    int n_here = is_of_experts ? n_experts : n_shared;
+    return n_here && index == (is_of_experts ? number - n_shared : number) % n_here;
 }
 
 /* This rank's slices of the weights, where they are not whole. */

@@ -43,6 +43,7 @@ GptSplit step_split(const StepOptions *options) {
 static int leave_out_replica(GradientReplica *replicas, int n_replicas, const Comm *tp, int number) {
     int n_shared = 0, n_kept = 0, at = 0;
     for (int i = 0; i < n_replicas; i++) n_shared += replicas[i].comm == tp;
+    if (!n_shared) return n_replicas;
     for (int i = 0; i < n_replicas; i++) {
         bool is_it = replicas[i].comm == tp && at++ == number % n_shared;
         if (!is_it) replicas[n_kept++] = replicas[i];

@@ -61,7 +61,7 @@ static float dot(const float *a, const float *b, int E) {
  * others. */
 static inline veci order_of(vec x) {
     veci bits = (veci)(x + vec_set(0.0f)), is_number = x == x;
-    bits ^= (bits >> 31) & INT32_MAX;
+    bits ^= (bits < 0) & INT32_MAX;
     return (is_number & bits) | (~is_number & INT32_MIN);
 }
 
@@ -93,7 +93,7 @@ static void largest(const float *score, int E, int n_wishes, int *wish) {
         above = -above;
         memcpy(rank + first, &above, sizeof above);
     }
-    for (int e = 0; e < E; e++) ranked[rank[e]] = e;
+    for (int e = 0; e < E; e++) ranked[rank[e]] = e; /* NOLINT(clang-analyzer-core.uninitialized.*): n > 0 */
     memcpy(wish, ranked, (size_t)n_wishes * sizeof *wish);
 }
 
