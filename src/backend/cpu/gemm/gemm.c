@@ -362,9 +362,9 @@ static void run_task(const GemmRun *run, int64_t task, int64_t begin, int64_t en
             const float *next = still.values + still.size * depth;
             if (s + 1 == end)
                 next = block + 1 < k_end ? stationary + plan->stationary_block_floats : run->stationary;
-            if (!is_last)
-                fetch[1] = still.is_apart ? (GemmFetch){0}
-                                          : fetch_packed(next, still.size * depth, n_steps / (end - begin));
+            if (!is_last) fetch[1] = (GemmFetch){0};
+            if (!is_last && !still.is_apart)
+                fetch[1] = fetch_packed(next, still.size * depth, n_steps / (end - begin));
             for (int64_t t = first; t < last; t++) {
                 const Strip moved = get_strip(run, rows, t, block, origin, moving);
                 multiply_strips(run, rows ? &moved : &still, rows ? &still : &moved, block, fetch);
