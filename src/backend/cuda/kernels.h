@@ -59,8 +59,9 @@ typedef struct CudaContext {
     void *lane_workspace[CUDA_MOST_LANES];
     CudaFault *fault;        /* as the host sees it */
     CudaFault *device_fault; /* the same memory, as kernels see it */
-    unsigned
-        *tickets; /* (N_TICKETS), 0 between kernels, which set them back: which of several blocks is last */
+    unsigned *tickets; /* of this lane (N_TICKETS), 0 between kernels, which set them back: what blocks of one
+                          grid count together, such as which of them is last */
+    unsigned *lane_tickets[CUDA_MOST_LANES];
     /* What blocks of one grid send each other: words (decode_mail.cuh), sums (decode_sums.cuh), counters. */
     void *mail;
     struct CudaGemms *gemms; /* linear.cu's: what it remembers about shapes; NULL until it is used */
@@ -87,6 +88,9 @@ typedef struct CudaContext {
     cudaEvent_t copy_begin, copy_done[CUDA_COPIES];
     uint64_t n_copies;
 } CudaContext;
+
+/* Does this build have the kernels for compute capability 9.0 alone (files *_sm90.cu)? */
+bool cuda_code_is_for_90a(void);
 
 static inline CudaContext *cuda_context(const KernelCall *call) {
     return (CudaContext *)call->context;

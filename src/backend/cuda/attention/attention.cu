@@ -1,16 +1,17 @@
 /* attention: which of the ways of attention.h computes a node.
  *
- * cuDNN for long sequences if it has a plan for the shape, since it is the fastest there (short ones gain
- * nothing, and its plans take a second to make); for short ones a head at a time, if it fits into shared
- * memory; else tiles if the head size allows and the memory is aligned; else plain. cuDNN's backward either
- * adds in an order that varies (faster, and only if the user allows it), or stores all dscores: that takes
- * memory that the tiles do without, so they are preferred where it would be more than a few GiB. A context
- * may force one way, for tests: what that way does not take then fails.
+ * For short sequences a head at a time, if it fits into shared memory; for longer ones items, if the heads
+ * are of 64; else cuDNN if it has a plan for the shape, since it is the fastest there (its plans take a
+ * second to make); else items of heads of 128; else tiles if the head size allows and the memory is aligned;
+ * else plain. cuDNN's backward either adds in an order that varies (faster, and only if the user allows it),
+ * or stores all dscores: that takes memory that the others do without, so they are preferred where it would
+ * be more than a few GiB. A context may force one way, for tests: what that way does not take then fails.
  *
  * The choice is made when the memory is planned (plan/attention_plan.c), and again, the same way, when the
  * node runs. Only an output that is added to, or memory that is not aligned, is found out then: tiles do the
  * first, plain kernels the second, with scratch memory for either. */
 #include "backend/cuda/attention/attention.h"
+#include "backend/cuda/attention/attention_items.h"
 #include "backend/cuda/runtime/device.cuh"
 
 #include <string.h>
@@ -84,6 +85,11 @@ static Status run(const KernelCall *call, const Tensor *qkv, const AttentionMemo
         }
         return backward ? attention_short_backward(&shape, memory, stream, error)
                         : attention_short_forward(&shape, memory, stream, error);
+    }
+    if (aligned && !memory->add && cuda_attention_by_items(&context->traits, &shape)) {
+        const AttentionLists none = {};
+        return backward ? attention_items_backward(context, &shape, memory, &none, 0, error)
+                        : attention_items_forward(context, &shape, memory, &none, error);
     }
     if ((any || way == ATTENTION_TILED) && aligned && attention_tiled_takes(&shape)) {
         if (!backward) return attention_tiled_forward(&shape, memory, stream, error);

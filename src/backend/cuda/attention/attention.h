@@ -1,4 +1,4 @@
-/* The four ways to compute attention on a GPU, and what they share. attention.cu chooses.
+/* The five ways to compute attention on a GPU, and what they share. attention.cu chooses.
  *
  *   plain    attention_plain.cu: every element type and head size up to 256, one query or key a block; slow.
  *   tiled    attention_forward.cu, attention_backward_queries.cu, attention_backward_keys.cu:
@@ -6,6 +6,7 @@
  *   short    attention_short_forward.cu, attention_short_backward.cu: the same for short sequences of
  *            small heads in 16 bits, of which a whole head fits into shared memory;
  *            attention_warpgroup_*_sm90.cu: the same on an H100 or H200, by warp specialization.
+ *   items    attention_items.h: heads of 64 or 128 in 16 bits on an H100 or H200, by warp specialization.
  *   library  attention_cudnn.cu: cuDNN's fused attention, where pgpt was built with it and it has a plan
  *            for the shape.
  *
@@ -38,6 +39,13 @@ typedef struct {
     AttentionPattern pattern;
     const int32_t *starts; /* (B,T): where the queries' documents begin */
 } AttentionMemory;
+
+/* Of sparse attention; {0}: there are none, and all keys up to a query are seen. */
+typedef struct {
+    const int32_t *blocks; /* as attention_blocks leaves them */
+    int64_t most;
+    bool is_of_sequence; /* each has a list of its own */
+} AttentionLists;
 
 /* Does every row of a head begin at a 16-byte boundary? */
 static inline bool attention_aligned(const AttentionShape *s, const AttentionMemory *m) {

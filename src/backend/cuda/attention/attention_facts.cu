@@ -40,3 +40,9 @@ Status attention_row_facts(const FactRows *s, const void *dy, const void *y, con
                  }));
     return cuda_launched("the backward of attention", error);
 }
+
+Status attention_facts(const AttentionShape *s, const AttentionMemory *m, cudaStream_t stream, Error *error) {
+    const FactRows rows = {s->dtype,       s->dtype,   s->n_sequences, s->n_heads,
+                           s->n_positions, s->y_width, s->head_size};
+    return attention_row_facts(&rows, m->dy, m->y, m->lse, (float *)m->scratch, stream, error);
+}

@@ -3,7 +3,7 @@
 #ifndef PGPT_BACKEND_CUDA_ATTENTION_ATTENTION_FACTS_H
 #define PGPT_BACKEND_CUDA_ATTENTION_ATTENTION_FACTS_H
 
-#include "backend/cuda/kernels.h"
+#include "backend/cuda/attention/attention.h"
 
 typedef struct {
     DType dtype, y_dtype; /* of dy, and of y: the same, or f32 */
@@ -16,5 +16,8 @@ typedef struct {
 /* facts: (B,NH,n_rows,2). */
 Status attention_row_facts(const FactRows *rows, const void *dy, const void *y, const float *lse,
                            float *facts, cudaStream_t stream, Error *error);
+/* Of whole sequences, into scratch. */
+Status attention_facts(const AttentionShape *shape, const AttentionMemory *memory, cudaStream_t stream,
+                       Error *error);
 
 #endif

@@ -347,6 +347,22 @@ struct ListWalk {
     }
 };
 
+static inline ListWalk list_walk(const AttentionShape *s, const AttentionMemory *m,
+                                 const AttentionLists *lists) {
+    ListWalk walk = {};
+    WalkRows *r = &walk.rows;
+    r->queries = r->keys = tiled_shape(s, m);
+    r->query_rows = r->key_rows = s->n_positions;
+    r->key_column = (int64_t)s->n_heads * s->head_size;
+    r->n_positions = (uint64_t)s->n_positions;
+    r->pattern = m->pattern;
+    r->starts = m->starts;
+    walk.blocks = lists->blocks;
+    walk.most = lists->most;
+    walk.is_of_sequence = lists->is_of_sequence;
+    return walk;
+}
+
 /* ---- results ---- */
 
 /* 16 rows of results, times factor, added to rows of floats from `first` on (the thread's own). */

@@ -56,6 +56,19 @@ bool attention_short_takes(const AttentionShape *s, bool backward, int max_share
     return bytes <= max_shared_bytes;
 }
 
+bool cuda_attention_by_items(const CudaTraits *gpu, const AttentionShape *s) {
+    return gpu->attention_way == ATTENTION_AUTO && gpu->has_code_90a && s->dtype != DTYPE_F32 &&
+           (s->head_size == 64 || s->head_size == 128);
+}
+
+/* Where cuDNN would be slower. The forward wants an item for every multiprocessor. */
+static bool items_are_faster(const CudaTraits *gpu, const AttentionShape *s, bool backward) {
+    enum { ITEM_ROWS = 128 };
+    int64_t n_items = (s->n_positions + ITEM_ROWS - 1) / ITEM_ROWS * s->n_sequences * s->n_heads;
+    return cuda_attention_by_items(gpu, s) && s->head_size == 64 &&
+           (backward || n_items >= gpu->n_processors);
+}
+
 /* ---- cuDNN's ---- */
 
 bool cuda_attention_by_library(const CudaTraits *gpu, const AttentionShape *shape, bool backward) {
@@ -65,7 +78,8 @@ bool cuda_attention_by_library(const CudaTraits *gpu, const AttentionShape *shap
     if (gpu->attention_way != ATTENTION_AUTO && !forced) return false;
     int64_t pairs = shape->n_sequences * shape->n_heads * shape->n_positions * shape->n_positions;
     bool too_much = backward && !gpu->settings.any_order && (size_t)pairs * 2 > MOST_SCRATCH;
-    return forced || (!too_much && shape->n_positions >= LEAST_POSITIONS);
+    return forced ||
+           (!too_much && shape->n_positions >= LEAST_POSITIONS && !items_are_faster(gpu, shape, backward));
 }
 
 /* Elsewhere cuDNN either refuses, or is known to need care that our own kernels do not: before 9.16 its

@@ -39,8 +39,9 @@ typedef struct {
     int n_processors;     /* streaming multiprocessors */
     int max_shared_bytes; /* of a block, once a kernel has asked for it */
     uint64_t memory_bytes;
-    bool has_code_90; /* this pgpt's kernels are compiled for compute capability 9.0 */
-    bool has_cudnn;   /* it is assumed to be there, of a version whose workspaces are known */
+    bool has_code_90;  /* this pgpt's kernels are compiled for compute capability 9.0 */
+    bool has_code_90a; /* and those are there that 9.0 alone can run; it is that */
+    bool has_cudnn;    /* it is assumed to be there, of a version whose workspaces are known */
     CudaSettings settings;
     AttentionWay attention_way; /* ATTENTION_AUTO, but for tests */
     /* Asks cuDNN itself for a plan and the bytes that it wants; false: it has none for the shape. NULL:
@@ -176,6 +177,8 @@ static inline size_t attention_tiled_backward_scratch(const AttentionShape *s) {
     return (size_t)(s->n_sequences * s->n_heads * s->n_positions) * 2 * sizeof(float);
 }
 bool attention_plain_takes(const AttentionShape *shape);
+/* By warpgroups (attention/attention_items.h), of aligned memory: heads of 64 or 128 in 16 bits. */
+bool cuda_attention_by_items(const CudaTraits *gpu, const AttentionShape *shape);
 /* A head at a time in a block's shared memory, of which there are so many bytes: see attention.h. */
 bool attention_short_takes(const AttentionShape *shape, bool backward, int max_shared_bytes);
 /* Bytes of it for heads of up to `size` channels of 16 bits and up to `rows` positions. */

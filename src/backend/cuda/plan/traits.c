@@ -41,6 +41,7 @@ bool cuda_traits_named(const char *word, CudaSettings settings, CudaTraits *gpu)
         if (strcmp(KINDS[i].word, word) != 0) continue;
         *gpu = KINDS[i].gpu;
         gpu->has_code_90 = gpu->major >= 9;
+        gpu->has_code_90a = gpu->major == 9 && gpu->minor == 0;
         gpu->has_cudnn = true;
         gpu->settings = settings;
         return true;

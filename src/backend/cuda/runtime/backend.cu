@@ -257,12 +257,12 @@ static void close(void *context) {
     }
     for (int lane = 0; lane < CUDA_MOST_LANES; lane++) {
         cudaFree(cuda->lane_workspace[lane]);
+        cudaFree(cuda->lane_tickets[lane]);
         if (cuda->lane_stream[lane]) cudaStreamDestroy(cuda->lane_stream[lane]);
     }
     if (cuda->has_arrived) cudaEventDestroy(cuda->has_arrived);
     if (cuda->upload_stream) cudaStreamDestroy(cuda->upload_stream);
     cudaFree(cuda->arrival);
-    cudaFree(cuda->tickets);
     cudaFree(cuda->mail);
     cudaFreeHost(cuda->fault);
     cudaFreeHost(cuda->upload);
@@ -294,7 +294,7 @@ static Status describe(int device, CudaTraits *gpu, uint8_t *id, Error *error) {
     return STATUS_OK;
 }
 
-/* What has to be a lane's own: its stream, and the workspace of its GEMMs. Most waits are for the first lane,
+/* What has to be a lane's own: its stream, the workspace of its GEMMs, and its tickets. Most waits are for the first lane,
  * and those for the second come late: it has what the first leaves. (Messages come before both:
  * comm_nccl.c.) */
 static Status open_lane(CudaContext *cuda, int lane, Error *error) {
@@ -303,14 +303,19 @@ static Status open_lane(CudaContext *cuda, int lane, Error *error) {
     TRY(cuda_check(cudaStreamCreateWithPriority(&cuda->lane_stream[lane], cudaStreamNonBlocking,
                                                 lane ? lowest : (lowest + highest) / 2),
                    "making a stream", error));
-    return cuda_check(cudaMalloc(&cuda->lane_workspace[lane], cuda->workspace_bytes), "memory for GEMMs",
-                      error);
+    TRY(cuda_check(cudaMalloc(&cuda->lane_workspace[lane], cuda->workspace_bytes), "memory for GEMMs",
+                   error));
+    size_t n_bytes = N_TICKETS * sizeof *cuda->tickets;
+    TRY(cuda_check(cudaMalloc((void **)&cuda->lane_tickets[lane], n_bytes), "memory for tickets", error));
+    return cuda_check(cudaMemsetAsync(cuda->lane_tickets[lane], 0, n_bytes, cuda->lane_stream[lane]),
+                      "memory for tickets", error);
 }
 
 static void set_lane(void *context, int lane) {
     CudaContext *cuda = (CudaContext *)context;
     cuda->stream = cuda->lane_stream[lane];
     cuda->workspace = cuda->lane_workspace[lane];
+    cuda->tickets = cuda->lane_tickets[lane];
 }
 
 static Status event_wait(void *context, void *event, Error *error) {
@@ -323,15 +328,12 @@ static Status open_context(CudaContext *cuda, Error *error) {
     TRY(cuda_check(cudaSetDevice(cuda->device), "choosing a GPU", error));
     TRY(describe(cuda->device, &cuda->traits, cuda->id, error));
     cuda->traits.has_code_90 = cuda_code_is_for_9();
+    cuda->traits.has_code_90a = cuda_code_is_for_90a() && cuda_capability(&cuda->traits) == 90;
     cuda->traits.library_scratch = cuda_attention_library_scratch;
     cuda->traits.context = cuda;
     cuda->workspace_bytes = workspace_size(&cuda->traits);
     TRY(open_lane(cuda, 0, error));
     set_lane(cuda, 0);
-    TRY(cuda_check(cudaMalloc((void **)&cuda->tickets, N_TICKETS * sizeof *cuda->tickets),
-                   "memory for tickets", error));
-    TRY(cuda_check(cudaMemset(cuda->tickets, 0, N_TICKETS * sizeof *cuda->tickets), "memory for tickets",
-                   error));
     size_t mail_bytes = MAIL_BYTES + MAIL_SUM_BYTES + MAIL_COUNTERS * sizeof(unsigned);
     TRY(cuda_check(cudaMalloc(&cuda->mail, mail_bytes), "memory for mail", error));
     TRY(cuda_check(cudaMemset(cuda->mail, 0, mail_bytes), "memory for mail", error));
@@ -444,6 +446,7 @@ bool cuda_traits_of_device(int device, CudaSettings settings, CudaTraits *gpu) {
     int n_devices = backend_cuda_devices(reason, sizeof reason);
     if (device < 0 || device >= n_devices || describe(device, gpu, id, &error) != STATUS_OK) return false;
     gpu->has_code_90 = gpu->major >= 9; /* to ask for it would open the device */
+    gpu->has_code_90a = cuda_capability(gpu) == 90;
     gpu->settings = settings;
     return true;
 }

@@ -22,6 +22,11 @@ DEVICE void mbarrier_init_warps(uint64_t *barrier, int n_warps) {
 DEVICE void mbarrier_arrive(uint64_t *barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
+/* Once this thread's copies (cp_async) so far have come; init counts it. */
+DEVICE void mbarrier_arrive_copied(uint64_t *barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier))
+                 : "memory");
+}
 DEVICE void mbarrier_expect(uint64_t *barrier, unsigned n_bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
                  "r"(n_bytes)

@@ -6,7 +6,8 @@
 #ifndef PGPT_BACKEND_CUDA_SPARSE_SPARSE_PIECES_CUH
 #define PGPT_BACKEND_CUDA_SPARSE_SPARSE_PIECES_CUH
 
-#include "backend/cuda/sparse/sparse_walk.cuh"
+#include "backend/cuda/attention/attention_walk.cuh"
+#include "backend/cuda/sparse/sparse_split.h"
 
 struct PieceWalk : ListWalk {
     enum { IS_ADDED = 0, IS_PIECE = 1 };

@@ -1,0 +1,200 @@
+/* attention and sparse_attention, forward, over items of two blocks of queries (attention_items.cuh).
+ * attention_forward.cu and sparse_forward.cu compute it elsewhere.
+ *
+ * Floor: a tile of 64 queries and 64 keys of heads of 64 takes a multiprocessor 256 cycles to multiply, and
+ * as many for its exponentials; both at once would be the peak of the tensor cores.
+ *
+ * A group waits for each of its GEMMs; meanwhile others compute. Scores and weights are not there at once, so
+ * that registers suffice for four groups on a multiprocessor: two blocks. With heads of 128 the GEMMs take
+ * twice as long, and two groups do.
+ *
+ * Every query's own block comes first, in which it sees a key: so rows have a maximum from the first tile
+ * on. */
+#include "backend/cuda/attention/attention_items.cuh"
+#include "backend/cuda/attention/attention_softmax.cuh"
+
+enum { STEPS = 4 /* that there is room for */ };
+
+typedef struct {
+    CUtensorMap qkv; /* in boxes of SPAN rows and SIZE channels */
+    void *y;
+    float *lse;
+    Items items;
+    ListWalk walk;
+} ForwardCall;
+
+template <int HS> struct ForwardShared {
+    alignas(1024) Boxes<HS> queries[ITEMS][ITEM_GROUPS], keys[STEPS], values[STEPS];
+    ItemPlace place[ITEMS];
+    ItemStep step[STEPS];
+    uint64_t rows_full[ITEMS], rows_empty[ITEMS], full[STEPS], empty[STEPS];
+};
+static_assert(sizeof(ForwardShared<128>) <= 227 * 1024, "what a block may have");
+static_assert(2 * (sizeof(ForwardShared<64>) + 1024) <= 228 * 1024, "two blocks on a multiprocessor");
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/* Columns are those of a row of qkv. */
+template <int HS>
+DEVICE int produce_item(const ForwardCall &c, ForwardShared<HS> &shared, const ItemPlace &place, int turn,
+                        int n) {
+    const TiledShape &s = c.walk.rows.queries;
+    AttentionBlockList list = list_of_item(c.walk, place.b);
+    int key_column = (s.n_heads + place.h / s.share) * HS, value_column = key_column + s.n_kv_heads * HS;
+    bool is_first = threadIdx.x % WARP == 0;
+    ItemRow row[ITEM_GROUPS];
+    ItemStep step;
+    if (is_first) mbarrier_expect(&shared.rows_full[turn], ITEM_GROUPS * sizeof shared.queries[0][0]);
+#    pragma unroll
+    for (int g = 0; g < ITEM_GROUPS; g++) { /* rows that are not there are zeros */
+        int block = place.block + g * c.items.apart;
+        if (is_first)
+            produce_boxes(shared.queries[turn][g], &c.qkv, place.h * HS, block * SPAN, place.b,
+                          &shared.rows_full[turn]);
+        row[g] = item_row(c.walk, list, block, c.items.n_blocks);
+    }
+#    pragma unroll 1
+    for (; next_step(row, s.n_positions, &step); n++) {
+        int at = n % STEPS;
+        mbarrier_wait(&shared.empty[at], ~(n / STEPS) & 1);
+        if (!is_first) continue;
+        shared.step[at] = step;
+        mbarrier_expect(&shared.full[at], 2 * sizeof shared.keys[0]);
+        produce_boxes(shared.keys[at], &c.qkv, key_column, step.first, place.b, &shared.full[at]);
+        produce_boxes(shared.values[at], &c.qkv, value_column, step.first, place.b, &shared.full[at]);
+    }
+    return n;
+}
+
+/* The weights of a group's queries, their sums, and y without the factors. first_row is the thread's own. */
+template <typename T, int HS, bool DROPS>
+DEVICE int attend_steps(ForwardRows<HS, 1> &rows, const ForwardCall &c, ForwardShared<HS> &shared,
+                        const Self &me, const Boxes<HS> &queries, int b, const Dropout &dropout,
+                        int first_row, int n) {
+    bool is_last = false;
+#    pragma unroll 1
+    for (; !is_last; n++) {
+        int at = n % STEPS;
+        mbarrier_wait(&shared.full[at], n / STEPS & 1);
+        int first = shared.step[at].first, kind = shared.step[at].kind[me.group];
+        is_last = shared.step[at].is_last;
+        if (kind != STEP_NOTHING) {
+            float p[1][8][4];
+            unsigned kept[4][4];
+            uint64_t seen[1][2] = {};
+            hold(p[0]);
+            wgmma_fence();
+            multiply_channels<T>(p[0], queries, shared.keys[at]);
+            wgmma_commit();
+            if (kind == STEP_SOME) find_seen<1>(seen, c.walk.rows, b, first_row, first);
+            wgmma_wait<0>();
+            hold(p[0]);
+            if (kind == STEP_SOME) hide_scores<1, 8>(p, seen);
+            soften<HS, 1, 8>(rows, p, c.walk.rows.queries.scale_log2);
+            if (DROPS) drop_weights<1, 8>(p, dropout, first_row, first / 8);
+            narrow<T>(kept, p[0]);
+            hold(kept);
+            hold_sums<HS / 8>(rows.y[0]);
+            wgmma_fence();
+            multiply_weights<T>(rows.y[0], kept, shared.values[at]);
+            wgmma_commit();
+            wgmma_wait<0>();
+            hold_sums<HS / 8>(rows.y[0]);
+            hold(kept);
+        }
+        mbarrier_arrive(&shared.empty[at]);
+    }
+    return n;
+}
+
+/* `first` is the group's first row. */
+template <typename T, int HS>
+DEVICE void store_group(ForwardRows<HS, 1> &rows, const ForwardCall &c, Boxes<HS> &queries, const Self &me,
+                        const ItemPlace &place, int first, float keep) {
+    const WalkRows &r = c.walk.rows;
+    float *lse = c.lse + walk_lse_at(r, place.b, place.h), factor[2];
+#    pragma unroll
+    for (int i = 0; i < 2; i++) {
+        int row = first + me.warp * 16 + me.lane / 4 + i * 8;
+        float sum = row_sum(rows.sum[0][i]);
+        factor[i] = keep / sum;
+        if (me.lane % 4 == 0 && row < r.queries.n_positions)
+            lse[row] = (rows.max[0][i] * r.queries.scale_log2 + log2f(sum)) * LN_2;
+    }
+    group_sync(me);
+    store_boxes<T, HS>(queries, rows.y[0], factor, (T *)c.y + walk_y_at(r, place.b, place.h),
+                       r.queries.y_width, first, r.queries.n_positions, me);
+}
+
+#endif
+
+/* Two blocks on a multiprocessor are so many threads that each begins with 80 registers; the producer's group
+ * gives most of its own to the others. */
+template <typename T, int HS, bool DROPS>
+static __global__ void __launch_bounds__(ITEM_THREADS, HS == SIZE && !DROPS ? 2 : 1)
+    items_forward_kernel(const __grid_constant__ ForwardCall c) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    enum { IS_ONE_OF_TWO = HS == SIZE && !DROPS };
+    ForwardShared<HS> &shared = *(ForwardShared<HS> *)warpgroup_shared;
+    Self me = self_of(warp_of_block());
+    if (threadIdx.x == 0) init_item_barriers(shared, 1);
+    __syncthreads();
+    if (me.group < ITEM_GROUPS) {
+        if (IS_ONE_OF_TWO) asm volatile("setmaxnreg.inc.sync.aligned.u32 104;");
+        compute_items(shared, [&](const ItemPlace &place, int turn, int n) {
+            ForwardRows<HS, 1> rows;
+            Dropout dropout = {};
+            int block = 0, first = (place.block + me.group * c.items.apart) * SPAN;
+            if (DROPS) dropout = walk_dropout(c.walk.rows, place.b, place.h, &block);
+            start_rows<HS, 1>(rows);
+            n = attend_steps<T, HS, DROPS>(rows, c, shared, me, shared.queries[turn][me.group], place.b,
+                                           dropout, first + me.warp * 16 + me.lane / 4, n);
+            store_group<T, HS>(rows, c, shared.queries[turn][me.group], me, place, first,
+                               DROPS ? dropout.scale : 1.0f);
+            return n;
+        });
+    } else {
+        if (IS_ONE_OF_TWO) asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+        if (me.warp == 0)
+            produce_items(c.items, shared, [&](const ItemPlace &place, int turn, int n) {
+                return produce_item<HS>(c, shared, place, turn, n);
+            });
+    }
+#endif
+}
+
+/* ---- on the host's side ---- */
+
+template <typename T, int HS, bool DROPS>
+static cudaError_t launch(const CudaContext *context, const ForwardCall &c) {
+    return launch_items(items_forward_kernel<T, HS, DROPS>, context, HS == SIZE && !DROPS ? 2 : 1,
+                        sizeof(ForwardShared<HS>), c);
+}
+template <typename T, int HS>
+static cudaError_t launch(const CudaContext *context, const ForwardCall &c, bool drops) {
+    return drops ? launch<T, HS, true>(context, c) : launch<T, HS, false>(context, c);
+}
+
+Status attention_items_forward(const CudaContext *context, const AttentionShape *s, const AttentionMemory *m,
+                               const AttentionLists *lists, Error *error) {
+    ForwardCall c = {};
+    c.y = m->y, c.lse = m->lse;
+    c.items = items_of(context, s, &m->pattern, s->n_heads, 0, true);
+    c.walk = list_walk(s, m, lists);
+    cudaError_t code = cudaErrorNotSupported;
+    if (map_heads(&c.qkv, m->qkv, s, s->width)) {
+        FOR_SHORT_TYPE(s, T, {
+            code = s->head_size == SIZE ? launch<T, SIZE>(context, c, s->threshold != 0)
+                                        : launch<T, 2 * SIZE>(context, c, s->threshold != 0);
+        });
+    }
+    return cuda_check(code, "attention (items)", error);
+}
+
+bool cuda_code_is_for_90a(void) {
+#ifdef PGPT_HAVE_SM90A
+    return true;
+#else
+    return false;
+#endif
+}

@@ -1,0 +1,240 @@
+/* attention and sparse_attention, backward, the gradients of keys and values, over items of two blocks of
+ * keys (attention_items.cuh). attention/attention_walk_keys.cuh says what
+ * is computed, and computes it elsewhere.
+ *
+ * Floor: a tile of 64 queries and 64 keys of heads of 64 takes a multiprocessor 512 cycles to multiply.
+ *
+ * Rows are keys and columns queries: weights and dscores lie in registers as first factors of the GEMMs for
+ * values and keys. What is to be known of each query comes beside it: facts, and, where not all of a tile is
+ * seen, a word of the 64 keys for each group, which the producer's lanes make. Of several heads of queries
+ * over one of keys, one comes after the other. */
+#include "backend/cuda/attention/attention_items.cuh"
+#include "backend/cuda/attention/attention_walk_keys.cuh"
+
+enum { STEPS = 4 /* that there is room for; half as many of heads of 128 */ };
+/* Who arrives when a step is there: each lane of the producer's warp when it has written what it makes and
+ * when its copies have come, and the one with the large copies. */
+enum { FULL_ARRIVALS = 2 * WARP + 1 };
+
+typedef struct {
+    CUtensorMap qkv, dy; /* in boxes of SPAN rows and SIZE channels */
+    const RowFacts *facts;
+    void *dqkv;
+    Items items;
+    ListWalk walk;
+} KeysCall;
+
+template <int HS> struct KeysShared {
+    enum { N_STEPS = STEPS * SIZE / HS };
+    alignas(1024) Boxes<HS> keys[ITEMS][ITEM_GROUPS], values[ITEMS][ITEM_GROUPS];
+    Boxes<HS> queries[N_STEPS], slopes[N_STEPS];
+    alignas(16) RowFacts facts[N_STEPS][SPAN];
+    alignas(16) uint64_t seen[N_STEPS][ITEM_GROUPS][SPAN]; /* of a query: the group's keys */
+    ItemPlace place[ITEMS];
+    ItemStep step[N_STEPS];
+    uint64_t rows_full[ITEMS], rows_empty[ITEMS], full[N_STEPS], empty[N_STEPS];
+};
+static_assert(sizeof(KeysShared<64>) <= 227 * 1024 && sizeof(KeysShared<128>) <= 227 * 1024,
+              "what a block may have");
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/* ---- the producer ---- */
+
+/* By its warp: queries of a head, what is known of them, and what they see. first_key: of the groups. */
+template <int HS>
+DEVICE void produce_step(const KeysCall &c, KeysShared<HS> &shared, const ItemStep &step, int b, int at,
+                         const int first_key[ITEM_GROUPS]) {
+    const WalkRows &r = c.walk.rows;
+    int lane = (int)threadIdx.x % WARP;
+    if (lane == 0) {
+        shared.step[at] = step;
+        mbarrier_expect(&shared.full[at], 2 * sizeof shared.queries[0]);
+        produce_boxes(shared.queries[at], &c.qkv, step.h * HS, step.first, b, &shared.full[at]);
+        produce_boxes(shared.slopes[at], &c.dy, step.h * HS, step.first, b, &shared.full[at]);
+    }
+    const RowFacts *facts = c.facts + walk_lse_at(r, b, step.h);
+#    pragma unroll
+    for (int i = lane; i < SPAN; i += WARP)
+        cp_async8(shared_address(&shared.facts[at][i]), facts + step.first + i,
+                  step.first + i < r.queries.n_positions);
+    mbarrier_arrive_copied(&shared.full[at]);
+#    pragma unroll
+    for (int g = 0; g < ITEM_GROUPS; g++) {
+        if (step.kind[g] != STEP_SOME) continue;
+#    pragma unroll 1
+        for (int i = lane; i < SPAN; i += WARP)
+            shared.seen[at][g][i] = walk_bits(r, b, step.first + i, first_key[g]);
+    }
+    mbarrier_arrive(&shared.full[at]);
+}
+
+/* Columns are those of a row of qkv. */
+template <int HS>
+DEVICE int produce_item(const KeysCall &c, KeysShared<HS> &shared, const ItemPlace &place, int turn, int n) {
+    enum { N_STEPS = KeysShared<HS>::N_STEPS };
+    const TiledShape &s = c.walk.rows.queries;
+    AttentionBlockList list = list_of_item(c.walk, place.b);
+    int key_column = (s.n_heads + place.h) * HS, value_column = key_column + s.n_kv_heads * HS,
+        n_blocks = c.items.first_block + c.items.n_blocks, first_key[ITEM_GROUPS];
+    bool is_first = threadIdx.x % WARP == 0;
+    ItemRow row[ITEM_GROUPS];
+    ItemStep step;
+    if (is_first) mbarrier_expect(&shared.rows_full[turn], 2 * ITEM_GROUPS * sizeof shared.keys[0][0]);
+#    pragma unroll
+    for (int g = 0; g < ITEM_GROUPS; g++) { /* rows that are not there are zeros */
+        int block = place.block + g * c.items.apart;
+        first_key[g] = block * SPAN;
+        if (is_first) {
+            produce_boxes(shared.keys[turn][g], &c.qkv, key_column, first_key[g], place.b,
+                          &shared.rows_full[turn]);
+            produce_boxes(shared.values[turn][g], &c.qkv, value_column, first_key[g], place.b,
+                          &shared.rows_full[turn]);
+        }
+        row[g] = item_column(c.walk, list, block, n_blocks);
+    }
+#    pragma unroll 1
+    for (int i = 0; i < s.share; i++) {
+        step.h = place.h * s.share + i;
+#    pragma unroll
+        for (int g = 0; g < ITEM_GROUPS; g++) row[g].left = row[g].n;
+#    pragma unroll 1
+        for (; next_step(row, s.n_positions, &step); n++) {
+            int at = n % N_STEPS;
+            step.is_last = step.is_last && i == s.share - 1;
+            mbarrier_wait(&shared.empty[at], ~(n / N_STEPS) & 1);
+            produce_step<HS>(c, shared, step, place.b, at, first_key);
+        }
+    }
+    return n;
+}
+
+/* ---- keys ---- */
+
+/* The gradients of a group's keys and values, without the factors. */
+template <typename T, int HS, bool DROPS>
+DEVICE int gradient_steps(float dk[HS / 8][4], float dv[HS / 8][4], const KeysCall &c, KeysShared<HS> &shared,
+                          const Self &me, int turn, const ItemPlace &place, int n) {
+    enum { N_STEPS = KeysShared<HS>::N_STEPS };
+    const Boxes<HS> &keys = shared.keys[turn][me.group], &values = shared.values[turn][me.group];
+    float scale_log2 = c.walk.rows.queries.scale_log2;
+    int first_bit = me.warp * 16 + me.lane / 4,
+        block = ((place.block + me.group * c.items.apart) * SPAN + me.warp * 16) / 8;
+    bool is_last = false;
+#    pragma unroll 1
+    for (; !is_last; n++) {
+        int at = n % N_STEPS;
+        mbarrier_wait(&shared.full[at], n / N_STEPS & 1);
+        int first = shared.step[at].first, kind = shared.step[at].kind[me.group];
+        is_last = shared.step[at].is_last;
+        if (kind != STEP_NOTHING) {
+            float p[1][8][4], dp[1][8][4];
+            unsigned kept[4][4], slope[4][4];
+            Dropout dropout = {};
+            int unused;
+            hold(p[0]);
+            hold(dp[0]);
+            wgmma_fence();
+            multiply_channels<T>(p[0], keys, shared.queries[at]);
+            multiply_channels<T>(dp[0], values, shared.slopes[at]);
+            wgmma_commit();
+            if (DROPS) dropout = walk_dropout(c.walk.rows, place.b, shared.step[at].h, &unused);
+            wgmma_wait<0>();
+            hold(p[0]);
+            hold(dp[0]);
+            if (kind == STEP_SOME)
+                slopes_of_columns<1, 8, DROPS, true>(p, dp, shared.facts[at], shared.seen[at][me.group],
+                                                     first_bit, scale_log2, dropout, block, first);
+            else
+                slopes_of_columns<1, 8, DROPS, false>(p, dp, shared.facts[at], NULL, first_bit, scale_log2,
+                                                      dropout, block, first);
+            narrow<T>(kept, p[0]);
+            narrow<T>(slope, dp[0]);
+            hold(kept);
+            hold(slope);
+            hold_sums<HS / 8>(dk);
+            hold_sums<HS / 8>(dv);
+            wgmma_fence();
+            multiply_weights<T>(dv, kept, shared.slopes[at]);
+            multiply_weights<T>(dk, slope, shared.queries[at]);
+            wgmma_commit();
+            wgmma_wait<0>();
+            hold_sums<HS / 8>(dk);
+            hold_sums<HS / 8>(dv);
+            hold(kept);
+            hold(slope);
+        }
+        mbarrier_arrive(&shared.empty[at]);
+    }
+    return n;
+}
+
+template <typename T, int HS, bool DROPS>
+DEVICE int compute_item(const KeysCall &c, KeysShared<HS> &shared, const Self &me, const ItemPlace &place,
+                        int turn, int n) {
+    const WalkRows &r = c.walk.rows;
+    float dk[1][HS / 8][4], dv[1][HS / 8][4], keep = DROPS ? random_dropout_scale(r.queries.threshold) : 1.0f;
+    const float key_factor[2] = {r.queries.scale, r.queries.scale}, value_factor[2] = {keep, keep};
+    int first = (place.block + me.group * c.items.apart) * SPAN;
+    T *key = (T *)c.dqkv + walk_key_at(r, place.b, place.h);
+    clear<1, HS / 8>(dk);
+    clear<1, HS / 8>(dv);
+    n = gradient_steps<T, HS, DROPS>(dk[0], dv[0], c, shared, me, turn, place, n);
+    group_sync(me);
+    store_boxes<T, HS>(shared.keys[turn][me.group], dk[0], key_factor, key, r.keys.width, first,
+                       r.keys.n_positions, me);
+    store_boxes<T, HS>(shared.values[turn][me.group], dv[0], value_factor, key + walk_to_value(r),
+                       r.keys.width, first, r.keys.n_positions, me);
+    return n;
+}
+
+#endif
+
+/* Registers go from the producer's group to the others. */
+template <typename T, int HS, bool DROPS>
+static __global__ void __launch_bounds__(ITEM_THREADS, 1)
+    items_keys_kernel(const __grid_constant__ KeysCall c) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    KeysShared<HS> &shared = *(KeysShared<HS> *)warpgroup_shared;
+    Self me = self_of(warp_of_block());
+    if (threadIdx.x == 0) init_item_barriers(shared, FULL_ARRIVALS);
+    __syncthreads();
+    if (me.group < ITEM_GROUPS) {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+        compute_items(shared, [&](const ItemPlace &place, int turn, int n) {
+            return compute_item<T, HS, DROPS>(c, shared, me, place, turn, n);
+        });
+    } else {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+        if (me.warp == 0)
+            produce_items(c.items, shared, [&](const ItemPlace &place, int turn, int n) {
+                return produce_item<HS>(c, shared, place, turn, n);
+            });
+    }
+#endif
+}
+
+/* ---- on the host's side ---- */
+
+template <typename T, int HS>
+static cudaError_t launch(const CudaContext *context, const KeysCall &c, bool drops) {
+    return drops ? launch_items(items_keys_kernel<T, HS, true>, context, 1, sizeof(KeysShared<HS>), c)
+                 : launch_items(items_keys_kernel<T, HS, false>, context, 1, sizeof(KeysShared<HS>), c);
+}
+
+Status attention_items_keys(const CudaContext *context, const AttentionShape *s, const AttentionMemory *m,
+                            const AttentionLists *lists, int n_skipped, Error *error) {
+    KeysCall c = {};
+    c.facts = (const RowFacts *)m->scratch;
+    c.dqkv = m->dqkv;
+    c.items = items_of(context, s, &m->pattern, s->n_kv_heads, n_skipped, false);
+    c.walk = list_walk(s, m, lists);
+    cudaError_t code = cudaErrorNotSupported;
+    if (map_heads(&c.qkv, m->qkv, s, s->width) && map_heads(&c.dy, m->dy, s, s->y_width)) {
+        FOR_SHORT_TYPE(s, T, {
+            code = s->head_size == SIZE ? launch<T, SIZE>(context, c, s->threshold != 0)
+                                        : launch<T, 2 * SIZE>(context, c, s->threshold != 0);
+        });
+    }
+    return cuda_check(code, "attention_backward (items, keys)", error);
+}
