@@ -33,6 +33,10 @@ enum {
     ITEMS = 2 /* that there is room for: one, and the next one's rows */
 };
 
+/* Who arrives when a step is there: who issued its copies, and each lane of the producer's warp, which make
+ * words of what is seen. */
+enum { STEP_ARRIVALS = 1 + WARP };
+
 typedef struct {
     int n_blocks; /* of a sequence, from first_block on */
     int first_block;
@@ -186,6 +190,18 @@ DEVICE bool next_step(ItemRow row[ITEM_GROUPS], int n_positions, ItemStep *step)
     }
     step->is_last = row[0].left <= 0 && row[1].left <= 0;
     return true;
+}
+
+/* By that warp, of groups that see some of the step: of SPAN queries from `query` on, keys from `key` on. */
+DEVICE void make_seen(uint64_t seen[SPAN], const WalkRows &r, int b, int query, int key) {
+#    pragma unroll 1
+    for (int i = (int)threadIdx.x % WARP; i < SPAN; i += WARP) seen[i] = walk_bits(r, b, query + i, key);
+}
+
+/* Of the thread's two queries, its first key being bit 0. */
+DEVICE void load_seen(uint64_t mine[1][2], const uint64_t seen[SPAN], const Self &me) {
+#    pragma unroll
+    for (int i = 0; i < 2; i++) mine[0][i] = seen[me.warp * 16 + i * 8 + me.lane / 4] >> (me.lane % 4 * 2);
 }
 
 /* SPAN rows of a head. By one thread. */

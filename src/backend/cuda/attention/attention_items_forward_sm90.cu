@@ -25,6 +25,7 @@ typedef struct {
 
 template <int HS> struct ForwardShared {
     alignas(1024) Boxes<HS> queries[ITEMS][ITEM_GROUPS], keys[STEPS], values[STEPS];
+    uint64_t seen[STEPS][ITEM_GROUPS][SPAN];
     ItemPlace place[ITEMS];
     ItemStep step[STEPS];
     uint64_t rows_full[ITEMS], rows_empty[ITEMS], full[STEPS], empty[STEPS];
@@ -57,11 +58,18 @@ DEVICE int produce_item(const ForwardCall &c, ForwardShared<HS> &shared, const I
     for (; next_step(row, s.n_positions, &step); n++) {
         int at = n % STEPS;
         mbarrier_wait(&shared.empty[at], ~(n / STEPS) & 1);
-        if (!is_first) continue;
-        shared.step[at] = step;
-        mbarrier_expect(&shared.full[at], 2 * sizeof shared.keys[0]);
-        produce_boxes(shared.keys[at], &c.qkv, key_column, step.first, place.b, &shared.full[at]);
-        produce_boxes(shared.values[at], &c.qkv, value_column, step.first, place.b, &shared.full[at]);
+        if (is_first) {
+            shared.step[at] = step;
+            mbarrier_expect(&shared.full[at], 2 * sizeof shared.keys[0]);
+            produce_boxes(shared.keys[at], &c.qkv, key_column, step.first, place.b, &shared.full[at]);
+            produce_boxes(shared.values[at], &c.qkv, value_column, step.first, place.b, &shared.full[at]);
+        }
+#    pragma unroll
+        for (int g = 0; g < ITEM_GROUPS; g++)
+            if (step.kind[g] == STEP_SOME)
+                make_seen(shared.seen[at][g], c.walk.rows, place.b, (place.block + g * c.items.apart) * SPAN,
+                          step.first);
+        mbarrier_arrive(&shared.full[at]);
     }
     return n;
 }
@@ -81,15 +89,17 @@ DEVICE int attend_steps(ForwardRows<HS, 1> &rows, const ForwardCall &c, ForwardS
         if (kind != STEP_NOTHING) {
             float p[1][8][4];
             unsigned kept[4][4];
-            uint64_t seen[1][2] = {};
             hold(p[0]);
             wgmma_fence();
             multiply_channels<T>(p[0], queries, shared.keys[at]);
             wgmma_commit();
-            if (kind == STEP_SOME) find_seen<1>(seen, c.walk.rows, b, first_row, first);
             wgmma_wait<0>();
             hold(p[0]);
-            if (kind == STEP_SOME) hide_scores<1, 8>(p, seen);
+            if (kind == STEP_SOME) {
+                uint64_t seen[1][2];
+                load_seen(seen, shared.seen[at][me.group], me);
+                hide_scores<1, 8>(p, seen);
+            }
             soften<HS, 1, 8>(rows, p, c.walk.rows.queries.scale_log2);
             if (DROPS) drop_weights<1, 8>(p, dropout, first_row, first / 8);
             narrow<T>(kept, p[0]);
@@ -137,10 +147,10 @@ static __global__ void __launch_bounds__(ITEM_THREADS, HS == SIZE && !DROPS ? 2 
     enum { IS_ONE_OF_TWO = HS == SIZE && !DROPS };
     ForwardShared<HS> &shared = *(ForwardShared<HS> *)warpgroup_shared;
     Self me = self_of(warp_of_block());
-    if (threadIdx.x == 0) init_item_barriers(shared, 1);
+    if (threadIdx.x == 0) init_item_barriers(shared, STEP_ARRIVALS);
     __syncthreads();
     if (me.group < ITEM_GROUPS) {
-        if (IS_ONE_OF_TWO) asm volatile("setmaxnreg.inc.sync.aligned.u32 104;");
+        if (IS_ONE_OF_TWO) asm volatile("setmaxnreg.inc.sync.aligned.u32 96;");
         compute_items(shared, [&](const ItemPlace &place, int turn, int n) {
             ForwardRows<HS, 1> rows;
             Dropout dropout = {};
@@ -154,7 +164,7 @@ static __global__ void __launch_bounds__(ITEM_THREADS, HS == SIZE && !DROPS ? 2 
             return n;
         });
     } else {
-        if (IS_ONE_OF_TWO) asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+        if (IS_ONE_OF_TWO) asm volatile("setmaxnreg.dec.sync.aligned.u32 48;");
         if (me.warp == 0)
             produce_items(c.items, shared, [&](const ItemPlace &place, int turn, int n) {
                 return produce_item<HS>(c, shared, place, turn, n);

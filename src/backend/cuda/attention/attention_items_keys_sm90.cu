@@ -12,9 +12,7 @@
 #include "backend/cuda/attention/attention_walk_keys.cuh"
 
 enum { STEPS = 4 /* that there is room for; half as many of heads of 128 */ };
-/* Who arrives when a step is there: each lane of the producer's warp when it has written what it makes and
- * when its copies have come, and the one with the large copies. */
-enum { FULL_ARRIVALS = 2 * WARP + 1 };
+enum { KEYS_ARRIVALS = STEP_ARRIVALS + WARP }; /* lanes have copies of their own, too */
 
 typedef struct {
     CUtensorMap qkv, dy; /* in boxes of SPAN rows and SIZE channels */
@@ -61,10 +59,7 @@ DEVICE void produce_step(const KeysCall &c, KeysShared<HS> &shared, const ItemSt
     mbarrier_arrive_copied(&shared.full[at]);
 #    pragma unroll
     for (int g = 0; g < ITEM_GROUPS; g++) {
-        if (step.kind[g] != STEP_SOME) continue;
-#    pragma unroll 1
-        for (int i = lane; i < SPAN; i += WARP)
-            shared.seen[at][g][i] = walk_bits(r, b, step.first + i, first_key[g]);
+        if (step.kind[g] == STEP_SOME) make_seen(shared.seen[at][g], r, b, step.first, first_key[g]);
     }
     mbarrier_arrive(&shared.full[at]);
 }
@@ -197,7 +192,7 @@ static __global__ void __launch_bounds__(ITEM_THREADS, 1)
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     KeysShared<HS> &shared = *(KeysShared<HS> *)warpgroup_shared;
     Self me = self_of(warp_of_block());
-    if (threadIdx.x == 0) init_item_barriers(shared, FULL_ARRIVALS);
+    if (threadIdx.x == 0) init_item_barriers(shared, KEYS_ARRIVALS);
     __syncthreads();
     if (me.group < ITEM_GROUPS) {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");

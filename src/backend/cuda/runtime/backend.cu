@@ -294,9 +294,9 @@ static Status describe(int device, CudaTraits *gpu, uint8_t *id, Error *error) {
     return STATUS_OK;
 }
 
-/* What has to be a lane's own: its stream, the workspace of its GEMMs, and its tickets. Most waits are for the first lane,
- * and those for the second come late: it has what the first leaves. (Messages come before both:
- * comm_nccl.c.) */
+/* What has to be a lane's own: its stream, the workspace of its GEMMs, and its tickets. Most waits are for
+ * the first lane, and those for the second come late: it has what the first leaves. (Messages come before
+ * both: comm_nccl.c.) */
 static Status open_lane(CudaContext *cuda, int lane, Error *error) {
     int lowest = 0, highest = 0;
     TRY(cuda_check(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "asking for priorities", error));
