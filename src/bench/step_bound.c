@@ -1,4 +1,6 @@
-/* Whether a step goes over the bus, to a disk or has its update on the host is read from its program. */
+/* Whether a step goes over the bus, to a disk or has its update on the host is read from its program. The
+ * host's memory is measured by as many threads as its update runs on, which beside a GPU are not the
+ * backend's own. */
 #include "bench/step_bound.h"
 
 #include "bench/limits.h"
@@ -40,7 +42,7 @@ Status bench_bound_rates(const BenchTraining *training, BenchBound *bound, Error
     if (has_bus && bound->bus.both <= 0.0) TRY(bench_bus_rates(&training->backend, &bound->bus, error));
     if (host_bytes > 0.0) {
         double rate = 0.0;
-        TRY(bench_copy_bandwidth(COPY_BYTES, training->backend.n_threads, &rate, error));
+        TRY(bench_copy_bandwidth(COPY_BYTES, backend_host_threads(&training->backend), &rate, error));
         bound->copy_rate = fmax(bound->copy_rate, rate);
     }
     uint64_t n_file = plan_bytes_of(plan, MEMORY_FILE);

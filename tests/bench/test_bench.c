@@ -1,6 +1,8 @@
-/* What the benchmarks set up: the operations beside a step's own, and the middle of measured values. */
+/* What the benchmarks set up: the operations beside a step's own, and the middle of measured values; and by how
+ * many threads they measure the host. */
 #include "bench/kernels.h"
 #include "bench/rest.h"
+#include "bench/step_bound.h"
 #include "ops/ops.h"
 #include "ops/update/adamw.h"
 #include "ops/update/sgd.h"
@@ -12,6 +14,8 @@
 #include <stdint.h>
 
 #include <cmocka.h>
+
+#include <dirent.h>
 
 static BenchSetup small_setup(int64_t n_threads) {
     return (BenchSetup){.model = {.preset = "nano",
@@ -107,11 +111,50 @@ static void a_training_step_is_ready_to_run(void **state) {
     assert_true(fabs(loss[0] - log(11.0)) < 0.2); /* as good as guessing */
 }
 
+/* Threads of this process. */
+static int count_threads(void) {
+    DIR *folder = opendir("/proc/self/task");
+    int n = -2; /* . and .. */
+    assert_non_null(folder);
+    while (readdir(folder)) n++;
+    closedir(folder);
+    return n;
+}
+
+/* A GPU's step whose update the host makes: what the host's memory can do is measured by as many threads as
+ * the update will have. OpenMP keeps the threads that it has once started. */
+static void the_hosts_memory_is_measured_by_all_its_threads(void **state) {
+    (void)state;
+    Error error = {0};
+    BenchSetup setup = small_setup(count_threads() + 3);
+    DeviceOptions device = {.kind = DEVICE_CUDA_H200, .n_threads = (int)setup.bench.n_threads};
+    StepOptions options = {.batch = 4,
+                           .micro_batch = 4,
+                           .T = 8,
+                           .offload = {.to = {[OFFLOAD_OPTIMIZER] = OFFLOAD_HOST}, .host_updates = true}};
+    OptimizerOptions optimizer = optimizer_defaults(OPTIMIZER_ADAMW);
+    BenchTraining training = {0};
+    BenchBound bound = {.bus.both = 1.0}; /* there is none to measure */
+    assert_int_equal(config_complete(&setup.model, 11, &error), STATUS_OK);
+    assert_int_equal(device_plan_open(&training.backend, &device, &error), STATUS_OK);
+    assert_int_equal(parameters_build(&training.table, &setup.model, &error), STATUS_OK);
+    if (train_step_plan(&training.step, &setup.model, &training.table, &options, &optimizer,
+                        &training.backend, &error) != STATUS_OK ||
+        bench_bound_rates(&training, &bound, &error) != STATUS_OK)
+        fail_msg("%s", error.text);
+    assert_true(bound.host_bytes > 0.0 && bound.copy_rate > 0.0);
+    assert_true(count_threads() >= device.n_threads);
+    train_step_close(&training.step);
+    parameters_free(&training.table);
+    training.backend.close(training.backend.context);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(median_is_the_middle),
         cmocka_unit_test(the_rest_is_what_the_step_lacks),
         cmocka_unit_test(a_training_step_is_ready_to_run),
+        cmocka_unit_test(the_hosts_memory_is_measured_by_all_its_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
