@@ -77,8 +77,8 @@ DEVICE int produce_item(const ForwardCall &c, ForwardShared<HS> &shared, const I
 /* The weights of a group's queries, their sums, and y without the factors. first_row is the thread's own. */
 template <typename T, int HS, bool DROPS>
 DEVICE int attend_steps(ForwardRows<HS, 1> &rows, const ForwardCall &c, ForwardShared<HS> &shared,
-                        const Self &me, const Boxes<HS> &queries, int b, const Dropout &dropout,
-                        int first_row, int n) {
+                        const Self &me, const Boxes<HS> &queries, const Dropout &dropout, int first_row,
+                        int n) {
     bool is_last = false;
 #    pragma unroll 1
     for (; !is_last; n++) {
@@ -157,8 +157,8 @@ static __global__ void __launch_bounds__(ITEM_THREADS, HS == SIZE && !DROPS ? 2 
             int block = 0, first = (place.block + me.group * c.items.apart) * SPAN;
             if (DROPS) dropout = walk_dropout(c.walk.rows, place.b, place.h, &block);
             start_rows<HS, 1>(rows);
-            n = attend_steps<T, HS, DROPS>(rows, c, shared, me, shared.queries[turn][me.group], place.b,
-                                           dropout, first + me.warp * 16 + me.lane / 4, n);
+            n = attend_steps<T, HS, DROPS>(rows, c, shared, me, shared.queries[turn][me.group], dropout,
+                                           first + me.warp * 16 + me.lane / 4, n);
             store_group<T, HS>(rows, c, shared.queries[turn][me.group], me, place, first,
                                DROPS ? dropout.scale : 1.0f);
             return n;
