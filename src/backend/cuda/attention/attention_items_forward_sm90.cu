@@ -20,6 +20,7 @@ typedef struct {
     void *y;
     float *lse;
     Items items;
+    bool produces_seen; /* what is seen of a step is made by the producer, not by the groups */
     ListWalk walk;
 } ForwardCall;
 
@@ -66,7 +67,7 @@ DEVICE int produce_item(const ForwardCall &c, ForwardShared<HS> &shared, const I
         }
 #    pragma unroll
         for (int g = 0; g < ITEM_GROUPS; g++)
-            if (step.kind[g] == STEP_SOME)
+            if (step.kind[g] == STEP_SOME && c.produces_seen)
                 make_seen(shared.seen[at][g], c.walk.rows, place.b, (place.block + g * c.items.apart) * SPAN,
                           step.first);
         mbarrier_arrive(&shared.full[at]);
@@ -77,8 +78,8 @@ DEVICE int produce_item(const ForwardCall &c, ForwardShared<HS> &shared, const I
 /* The weights of a group's queries, their sums, and y without the factors. first_row is the thread's own. */
 template <typename T, int HS, bool DROPS>
 DEVICE int attend_steps(ForwardRows<HS, 1> &rows, const ForwardCall &c, ForwardShared<HS> &shared,
-                        const Self &me, const Boxes<HS> &queries, const Dropout &dropout, int first_row,
-                        int n) {
+                        const Self &me, const Boxes<HS> &queries, int b, const Dropout &dropout,
+                        int first_row, int n) {
     bool is_last = false;
 #    pragma unroll 1
     for (; !is_last; n++) {
@@ -89,6 +90,8 @@ DEVICE int attend_steps(ForwardRows<HS, 1> &rows, const ForwardCall &c, ForwardS
         if (kind != STEP_NOTHING) {
             float p[1][8][4];
             unsigned kept[4][4];
+            uint64_t seen[1][2] = {}; /* found while there are registers */
+            if (kind == STEP_SOME && !c.produces_seen) find_seen<1>(seen, c.walk.rows, b, first_row, first);
             hold(p[0]);
             wgmma_fence();
             multiply_channels<T>(p[0], queries, shared.keys[at]);
@@ -96,8 +99,7 @@ DEVICE int attend_steps(ForwardRows<HS, 1> &rows, const ForwardCall &c, ForwardS
             wgmma_wait<0>();
             hold(p[0]);
             if (kind == STEP_SOME) {
-                uint64_t seen[1][2];
-                load_seen(seen, shared.seen[at][me.group], me);
+                if (c.produces_seen) load_seen(seen, shared.seen[at][me.group], me);
                 hide_scores<1, 8>(p, seen);
             }
             soften<HS, 1, 8>(rows, p, c.walk.rows.queries.scale_log2);
@@ -157,8 +159,8 @@ static __global__ void __launch_bounds__(ITEM_THREADS, HS == SIZE && !DROPS ? 2 
             int block = 0, first = (place.block + me.group * c.items.apart) * SPAN;
             if (DROPS) dropout = walk_dropout(c.walk.rows, place.b, place.h, &block);
             start_rows<HS, 1>(rows);
-            n = attend_steps<T, HS, DROPS>(rows, c, shared, me, shared.queries[turn][me.group], dropout,
-                                           first + me.warp * 16 + me.lane / 4, n);
+            n = attend_steps<T, HS, DROPS>(rows, c, shared, me, shared.queries[turn][me.group], place.b,
+                                           dropout, first + me.warp * 16 + me.lane / 4, n);
             store_group<T, HS>(rows, c, shared.queries[turn][me.group], me, place, first,
                                DROPS ? dropout.scale : 1.0f);
             return n;
@@ -191,6 +193,8 @@ Status attention_items_forward(const CudaContext *context, const AttentionShape 
     c.y = m->y, c.lse = m->lse;
     c.items = items_of(context, s, &m->pattern, s->n_heads, 0, true);
     c.walk = list_walk(s, m, lists);
+    /* One tile of a row: it is done in time. Where most are seen in part, four warps are faster than one. */
+    c.produces_seen = !lists->blocks;
     cudaError_t code = cudaErrorNotSupported;
     if (map_heads(&c.qkv, m->qkv, s, s->width)) {
         FOR_SHORT_TYPE(s, T, {
