@@ -1,11 +1,12 @@
 /* attention: which of the ways of attention.h computes a node.
  *
  * For short sequences a head at a time, if it fits into shared memory; for longer ones items, if the heads
- * are of 64; else cuDNN if it has a plan for the shape, since it is the fastest there (its plans take a
- * second to make); else items of heads of 128; else tiles if the head size allows and the memory is aligned;
- * else plain. cuDNN's backward either adds in an order that varies (faster, and only if the user allows it),
- * or stores all dscores: that takes memory that the others do without, so they are preferred where it would
- * be more than a few GiB. A context may force one way, for tests: what that way does not take then fails.
+ * are of 64 (and enough of them, forward); else cuDNN if it has a plan for the shape, since it is the fastest
+ * there (its plans take a second to make); else items of heads of 128; else tiles if the head size allows and
+ * the memory is aligned; else plain. cuDNN's backward either adds in an order that varies (faster, and only
+ * if the user allows it), or stores all dscores: that takes memory that the others do without, so they are
+ * preferred where it would be more than a few GiB. A context may force one way, for tests: what that way does
+ * not take then fails.
  *
  * The choice is made when the memory is planned (plan/attention_plan.c), and again, the same way, when the
  * node runs. Only an output that is added to, or memory that is not aligned, is found out then: tiles do the

@@ -90,6 +90,7 @@ DEVICE void produce_items(const Items &items, SHARED &shared, const PRODUCE &pro
         int turn = k % ITEMS, asked = 0;
         ItemPlace place = place_of_item(items, item);
         mbarrier_wait(&shared.rows_empty[turn], ~(k / ITEMS) & 1);
+        __syncwarp(); /* none may still wait when the barrier is two turns ahead */
         if (lane == 0) shared.place[turn] = place;
         if (place.b < 0) {
             if (lane == 0) mbarrier_arrive(&shared.rows_full[turn]);

@@ -59,6 +59,7 @@ DEVICE int produce_item(const QueriesCall &c, QueriesShared<HS> &shared, const I
     for (; next_step(row, s.n_positions, &step); n++) {
         int at = n % N_STEPS;
         mbarrier_wait(&shared.empty[at], ~(n / N_STEPS) & 1);
+        __syncwarp();
         if (!is_first) continue;
         shared.step[at] = step;
         mbarrier_expect(&shared.full[at], 2 * sizeof shared.keys[0]);

@@ -58,10 +58,11 @@ bool attention_short_takes(const AttentionShape *s, bool backward, int max_share
 
 bool cuda_attention_by_items(const CudaTraits *gpu, const AttentionShape *s) {
     return gpu->attention_way == ATTENTION_AUTO && gpu->has_code_90a && s->dtype != DTYPE_F32 &&
-           (s->head_size == 64 || s->head_size == 128);
+           (s->head_size == 64 || s->head_size == 128) && s->scale > 0.0f;
 }
 
-/* Where cuDNN would be slower. The forward wants an item for every multiprocessor. */
+/* Where cuDNN would be slower. The forward wants an item for every multiprocessor: its last bits depend on
+ * how many sequences and heads there are. */
 static bool items_are_faster(const CudaTraits *gpu, const AttentionShape *s, bool backward) {
     enum { ITEM_ROWS = 128 };
     int64_t n_items = (s->n_positions + ITEM_ROWS - 1) / ITEM_ROWS * s->n_sequences * s->n_heads;

@@ -307,8 +307,9 @@ static Status open_lane(CudaContext *cuda, int lane, Error *error) {
                    error));
     size_t n_bytes = N_TICKETS * sizeof *cuda->tickets;
     TRY(cuda_check(cudaMalloc((void **)&cuda->lane_tickets[lane], n_bytes), "memory for tickets", error));
-    return cuda_check(cudaMemsetAsync(cuda->lane_tickets[lane], 0, n_bytes, cuda->lane_stream[lane]),
-                      "memory for tickets", error);
+    TRY(cuda_check(cudaMemsetAsync(cuda->lane_tickets[lane], 0, n_bytes, cuda->lane_stream[lane]),
+                   "memory for tickets", error));
+    return cuda_check(cudaStreamSynchronize(cuda->lane_stream[lane]), "memory for tickets", error);
 }
 
 static void set_lane(void *context, int lane) {
@@ -446,7 +447,7 @@ bool cuda_traits_of_device(int device, CudaSettings settings, CudaTraits *gpu) {
     int n_devices = backend_cuda_devices(reason, sizeof reason);
     if (device < 0 || device >= n_devices || describe(device, gpu, id, &error) != STATUS_OK) return false;
     gpu->has_code_90 = gpu->major >= 9; /* to ask for it would open the device */
-    gpu->has_code_90a = cuda_capability(gpu) == 90;
+    gpu->has_code_90a = cuda_code_is_for_90a() && cuda_capability(gpu) == 90;
     gpu->settings = settings;
     return true;
 }
