@@ -41,6 +41,7 @@ same_files() {
         same_losses plain away
     done
     touch right
+    echo "$words: the same files"
 }
 
 # The first that fails stops the others before their next run, and so does the end of this script, whatever ends it: it waits
