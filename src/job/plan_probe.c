@@ -140,8 +140,7 @@ static Status probe_whole(PlanRun *plan, const PlanLayout *layout, Probe *probe,
 Status plan_probe(PlanRun *plan, const PlanLayout *layout, ProbeCost *cost, Error *error) {
     const Machine *machine = &plan->machine.machine;
     int n_ranks = plan->n_ranks;
-    SpeedUse use = {n_ranks, (int)plan->train.values.train.n_threads, layout->precision,
-                    layout->size[AXIS_TP] * layout->size[AXIS_CP] > 1};
+    SpeedUse use = {n_ranks, (int)plan->train.values.train.n_threads, layout->precision};
     RankSpeed speed = rank_speed(machine, &use);
     rank_speed_set_micro_batches(&speed, PROBE_MICRO_BATCHES);
     Links links = links_of(machine, n_ranks);

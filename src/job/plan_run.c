@@ -466,8 +466,7 @@ Status plan_figures(PlanRun *plan, PlanFigures *figures, Error *error) {
     const Machine *machine = &plan->machine.machine;
     int n_ranks = mesh_n_ranks(&run->shape);
     *figures = (PlanFigures){.schedule = schedule_of(run), .links = links_of(machine, n_ranks)};
-    SpeedUse use = {n_ranks, (int)run->values.train.n_threads, (PrecisionKind)run->values.train.precision,
-                    run->shape.size[AXIS_TP] * run->shape.size[AXIS_CP] > 1};
+    SpeedUse use = {n_ranks, (int)run->values.train.n_threads, (PrecisionKind)run->values.train.precision};
     figures->speed = rank_speed(machine, &use);
     figures->schedule.most_speed = 1.0 / figures->speed.turns;
     RankTimes *times = ARENA_ARRAY(&figures->arena, RankTimes, run->shape.size[AXIS_PP]);

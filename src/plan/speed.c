@@ -75,18 +75,17 @@ static double busy_share(const Machine *machine, const SpeedUse *use) {
 /* Where ranks are no multiple of the cores, one core has more of them than another. Those of the other are
  * done earlier, and while they wait for the rest they give up their core time and again rather than leave it:
  * of the time in between this part is lost, the more of it the more ranks a core has. As 3, 5 and 7 ranks of
- * two cores took (docs/LOG.md). Ranks that wait for each other in every block do so sooner than cores are
- * shared out anew: all wait for the core with the most. */
-static double uneven_share(double ranks_a_core, bool waits_often) {
+ * two cores took (docs/LOG.md). */
+static double uneven_share(double ranks_a_core) {
     const double lost = 0.7;
     double excess = ceil(ranks_a_core - 1e-9) / ranks_a_core - 1.0;
-    return 1.0 / (1.0 + (waits_often ? excess : lost * excess * (1.0 - 1.0 / ranks_a_core)));
+    return 1.0 / (1.0 + lost * excess * (1.0 - 1.0 / ranks_a_core));
 }
 
 /* Ranks that take turns find each other's numbers in the caches, and wait for those who have none. */
 static double crowd_share(const Machine *machine, const SpeedUse *use) {
     double crowd = machine->device.crowd_efficiency, turns = turns_of(machine, use);
-    return turns < 1.0 && crowd > 0.0 ? crowd * uneven_share(1.0 / turns, use->waits_often) : 1.0;
+    return turns < 1.0 && crowd > 0.0 ? crowd * uneven_share(1.0 / turns) : 1.0;
 }
 
 static void use_samples(RankSpeed *speed, const Machine *machine, const SpeedUse *use) {

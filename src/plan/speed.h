@@ -21,7 +21,6 @@ typedef struct {
     int64_t n_ranks;
     int n_threads; /* of a rank, on a CPU; 0: its share of the cores */
     PrecisionKind precision;
-    bool waits_often; /* ranks wait for each other in every block, as those that share its weights do */
 } SpeedUse;
 
 typedef struct {

@@ -183,7 +183,7 @@ static void ranks_share_cores(void **state) {
     } cases[] = {{1, 1, 10e9}, {1, 2, 15e9}, {2, 1, 9e9}, {4, 1, 4.5e9}, {8, 1, 2.25e9}, {2, 2, 7.5e9}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         RankSpeed speed =
-            rank_speed(&machine, &(SpeedUse){cases[i].n_ranks, cases[i].n_threads, PRECISION_F32, false});
+            rank_speed(&machine, &(SpeedUse){cases[i].n_ranks, cases[i].n_threads, PRECISION_F32});
         double wanted = op_cost(node).flops / cases[i].rate;
         assert_true(fabs(rank_node_time(&speed, node).seconds / wanted - 1.0) < 1e-3);
     }
@@ -196,27 +196,23 @@ static void ranks_share_cores(void **state) {
     const double rates[] = {10e9, 15e9, 8e9, 3e9, 1.5e9};
     for (size_t i = 0; i < sizeof rates / sizeof rates[0]; i++) {
         RankSpeed speed =
-            rank_speed(&machine, &(SpeedUse){cases[i].n_ranks, cases[i].n_threads, PRECISION_F32, false});
+            rank_speed(&machine, &(SpeedUse){cases[i].n_ranks, cases[i].n_threads, PRECISION_F32});
         double wanted = op_cost(node).flops / rates[i];
         assert_true(fabs(rank_node_time(&speed, node).seconds / wanted - 1.0) < 1e-3);
     }
     /* Three ranks of two cores lose a part of what the emptier core has left; of a multiple of the cores none does. */
     double even = 0.75 * 8e9 * 2.0 / 3.0, lost = 1.0 + 0.7 * (2.0 / 1.5 - 1.0) * (1.0 - 1.0 / 1.5);
-    RankSpeed three = rank_speed(&machine, &(SpeedUse){3, 1, PRECISION_F32, false});
+    RankSpeed three = rank_speed(&machine, &(SpeedUse){3, 1, PRECISION_F32});
     double uneven = op_cost(node).flops / even * lost;
     assert_true(fabs(rank_node_time(&three, node).seconds / uneven - 1.0) < 1e-3);
-    /* All of it if they wait for each other in every block. */
-    RankSpeed tight = rank_speed(&machine, &(SpeedUse){3, 1, PRECISION_F32, true});
-    double fullest = op_cost(node).flops / even * (2.0 / 1.5);
-    assert_true(fabs(rank_node_time(&tight, node).seconds / fullest - 1.0) < 1e-3);
     /* Two ranks of four cores have one busy core of three beside them. */
     machine.host.n_cores = 4;
-    RankSpeed two = rank_speed(&machine, &(SpeedUse){2, 1, PRECISION_F32, false});
+    RankSpeed two = rank_speed(&machine, &(SpeedUse){2, 1, PRECISION_F32});
     double third = op_cost(node).flops / (10e9 * pow(0.8, 1.0 / 3.0));
     assert_true(fabs(rank_node_time(&two, node).seconds / third - 1.0) < 1e-3);
     machine.host.n_cores = 2;
     /* What was measured in f32 says nothing of bf16. */
-    RankSpeed other = rank_speed(&machine, &(SpeedUse){1, 1, PRECISION_BF16, false});
+    RankSpeed other = rank_speed(&machine, &(SpeedUse){1, 1, PRECISION_BF16});
     assert_null(other.one_thread);
     graph_free(graph);
     arena_free(&arena);
