@@ -31,8 +31,12 @@ typedef struct {
 Status machine_samples_take(MachineSamples *samples, const BenchSetup *setup, int64_t n_threads,
                             Comm *together, Error *error);
 
-/* Seconds of steps of a few shapes, all together, by one thread a rank while the ranks of `together` do the
- * same. */
+/* Of rounds that did the same, in the same order, what each instruction takes in the middle ones: a round in
+ * which something else slowed the machine down does not count. `samples` is {0}. */
+void machine_samples_middle(const MachineSamples *rounds, int n_rounds, MachineSamples *samples);
+
+/* Seconds of steps of a few shapes, one of each, by one thread a rank, until all ranks of `together` have
+ * taken theirs: they do the same at the same time. */
 Status machine_steps_take(const BenchSetup *setup, Comm *together, double *seconds, Error *error);
 
 void machine_samples_free(MachineSamples *samples); /* safe on {0} */

@@ -1,6 +1,7 @@
 /* What the benchmarks set up: the operations beside a step's own, and the middle of measured values; and by how
  * many threads they measure the host. */
 #include "bench/kernels.h"
+#include "bench/machine_samples.h"
 #include "bench/rest.h"
 #include "bench/step_bound.h"
 #include "ops/ops.h"
@@ -35,6 +36,36 @@ static void median_is_the_middle(void **state) {
     assert_true(odd[0] == 1.0 && odd[2] == 5.0); /* sorted */
     assert_true(bench_median(even, 4) == 3.0);
     assert_true(isnan(bench_median(even, 0)));
+}
+
+/* One round of four is slow, of each instruction another one, and one is quick: neither shows. */
+static void a_disturbed_round_does_not_count(void **state) {
+    (void)state;
+    static const char *const names[] = {"linear", "layernorm"};
+    static const double seconds[2][4] = {{0.010, 0.090, 0.012, 0.011}, {0.4, 0.1, 0.4, 2.0}};
+    MachineSample sample[4][2];
+    MachineSamples rounds[4], middle = {0};
+    Arena arena = {0};
+    for (int k = 0; k < 4; k++) {
+        for (int i = 0; i < 2; i++)
+            sample[k][i] = (MachineSample){.key = {.name = names[i], .n_sizes = 1, .size = {64}, .work = 1e9},
+                                           .seconds = seconds[i][k],
+                                           .n = 2.0};
+        rounds[k] = (MachineSamples){.sample = sample[k],
+                                     .n = 2,
+                                     .step = k == 2 ? 9.0 : 1.0 + k,
+                                     .host = 1e-3 * (4 - k),
+                                     .n_shapes = 13};
+    }
+    machine_samples_middle(rounds, 4, &middle);
+    assert_int_equal(middle.n, 2);
+    assert_true(fabs(middle.sample[0].seconds - 0.0115) < 1e-9 && middle.sample[0].n == 2.0);
+    assert_true(fabs(middle.sample[1].seconds - 0.4) < 1e-9);
+    assert_true(fabs(middle.instructions - 0.4115) < 1e-9);
+    assert_true(middle.step == 3.0 && middle.host == 1e-3 && middle.n_shapes == 13);
+    assert_string_equal(machine_samples_text(&middle, 1.0, &arena), "linear:64=173.9 layernorm:64=5");
+    machine_samples_free(&middle);
+    arena_free(&arena);
 }
 
 static int count(const Graph *graph, const Op *op) {
@@ -152,6 +183,7 @@ static void the_hosts_memory_is_measured_by_all_its_threads(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(median_is_the_middle),
+        cmocka_unit_test(a_disturbed_round_does_not_count),
         cmocka_unit_test(the_rest_is_what_the_step_lacks),
         cmocka_unit_test(a_training_step_is_ready_to_run),
         cmocka_unit_test(the_hosts_memory_is_measured_by_all_its_threads),
