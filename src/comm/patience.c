@@ -1,8 +1,10 @@
 /* A rank that waits for a result it needs looks `spins` times as fast as it can, which is right where it has
  * a core of its own; then it gives the core to anybody who wants it, some hundred times; then it sleeps
- * between looks. While the result is not needed yet, because the thread behind comm_start waits and its owner
- * computes, it sleeps at once: that thread must not take time from the computation that it is meant to hide
- * behind. Sleeps double up to a limit, so that short waits stay short and long ones cost nothing.
+ * between looks. Where ranks outnumber cores it sleeps earlier: those that give way to none but each other
+ * take a core with nothing but looking. While the result is not needed yet, because the thread behind
+ * comm_start waits and its owner computes, it sleeps at once: that thread must not take time from the
+ * computation that it is meant to hide behind. Sleeps double up to a limit, so that short waits stay short
+ * and long ones cost nothing.
  *
  * Looking is what makes a library like MPI move data. A look that took long has moved some, and there is
  * probably more: the next look follows at once, and the count begins anew.
@@ -15,7 +17,8 @@
 #include <sched.h>
 
 enum {
-    YIELDS = 500, /* looks with giving way between, before the first sleep */
+    YIELDS = 500,         /* looks with giving way between, before the first sleep */
+    CROWDED_YIELDS = 200, /* where nobody spins, since ranks outnumber cores */
     SHORTEST_SLEEP_NS = 20000,
     DOUBLINGS = 4,         /* of that, where the result is needed */
     PATIENT_DOUBLINGS = 6, /* and where it is not */
@@ -74,7 +77,7 @@ void pause_after_look(Pause *pause) {
         pause->n_looks = 0;
         return;
     }
-    int n_looks = pause->n_looks, n_awake = patience->spins + YIELDS;
+    int n_looks = pause->n_looks, n_awake = patience->spins ? patience->spins + YIELDS : CROWDED_YIELDS;
     if (pause->n_looks < INT_MAX) pause->n_looks++;
     if (is_patient_now(patience)) {
         sleep_until_needed(patience, sleep_after(n_looks, PATIENT_DOUBLINGS));

@@ -82,6 +82,12 @@ static double uneven_share(double ranks_a_core) {
     return 1.0 / (1.0 + lost * excess * (1.0 - 1.0 / ranks_a_core));
 }
 
+/* That is where the system has time to bring ranks from one core to another. Where they meet again before it
+ * does, all wait for the core that has most of them. */
+static double uneven_part(double ranks_a_core) {
+    return ceil(ranks_a_core - 1e-9) / ranks_a_core * uneven_share(ranks_a_core) - 1.0;
+}
+
 /* Ranks that take turns find each other's numbers in the caches, and wait for those who have none. */
 static double crowd_share(const Machine *machine, const SpeedUse *use) {
     double crowd = machine->device.crowd_efficiency, turns = turns_of(machine, use);
@@ -99,6 +105,7 @@ static void use_samples(RankSpeed *speed, const Machine *machine, const SpeedUse
         speed->threads = threads * (1.0 - fmin(fmax(loss, 0.0), 0.9));
     }
     speed->share = speed->turns * crowd_share(machine, use);
+    speed->uneven = speed->turns < 1.0 ? uneven_part(1.0 / speed->turns) : 0.0;
     speed->busy_share = busy_share(machine, use);
     if (!is_measured || !machine->samples) return;
     speed->one_thread = machine->samples;

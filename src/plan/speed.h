@@ -39,6 +39,7 @@ typedef struct {
     double all_threads_part, busy_part, busy_share, share, shared_memory;
     double threads; /* of a rank, in parts of one that is alone */
     double adds;    /* the part of a step's micro-batches behind the first */
+    double uneven;  /* what instructions take more, in parts, where ranks that take turns meet again soon */
     double turns; /* 1: a rank's threads always have their cores; else the part of the time that they have */
 } RankSpeed;
 

@@ -46,6 +46,19 @@ grep -q '"ph":"X"' step.json || fail "no trace"
 pgpt plan --model mini --draw alone.svg
 grep -q '<svg' alone.svg || fail "no picture of one rank"
 
+# Three ranks of two cores: where they meet all the time (tp), those of the emptier core wait for the rest; where they meet once,
+# the cores are shared evenly.
+step_of() {
+    pgpt plan --machine "$1.ini" --layers 4 --heads 12 --channels 192 --context 128 --threads 1 --gpus 3 "${@:2}" --json
+    tail -n 1 out | field step_ms
+}
+pgpt plan --machine cpu --print-machine
+sed 's/^inside-us.*/inside-us = 0.01/; s/^inside-gbs.*/inside-gbs = 1e6/; s/^step-us.*/step-us = 0/' out >two.ini
+sed 's/^cores.*/cores = 3/; s/^host-memory-gbs.*/host-memory-gbs = 1e4/' two.ini >three.ini
+sed -i 's/^host-memory-gbs.*/host-memory-gbs = 1e4/' two.ini
+near 0.05 "$(step_of two --tp 3 --batch 2)" "1.8 * $(step_of three --tp 3 --batch 2)"
+near 0.03 "$(step_of two --batch 24)" "1.5 * $(step_of three --batch 24)"
+
 # Machines.
 for machine in a100 cpu ethernet h100 h200 v100; do pgpt plan --model gpt2 --machine $machine --batch 16 --micro-batch 1; done
 pgpt plan --machine a100 --print-machine

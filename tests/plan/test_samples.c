@@ -205,6 +205,11 @@ static void ranks_share_cores(void **state) {
     RankSpeed three = rank_speed(&machine, &(SpeedUse){3, 1, PRECISION_F32});
     double uneven = op_cost(node).flops / even * lost;
     assert_true(fabs(rank_node_time(&three, node).seconds / uneven - 1.0) < 1e-3);
+    /* Where they meet all the time, they wait for the core that has two of them: 2, not 1.5 times as long. */
+    double alone = op_cost(node).flops / (0.75 * 8e9);
+    assert_true(fabs(uneven * (1.0 + three.uneven) / alone - 2.0) < 1e-9);
+    for (int64_t n_ranks = 2; n_ranks <= 8; n_ranks += 2)
+        assert_true(fabs(rank_speed(&machine, &(SpeedUse){n_ranks, 1, PRECISION_F32}).uneven) < 1e-9);
     /* Two ranks of four cores have one busy core of three beside them. */
     machine.host.n_cores = 4;
     RankSpeed two = rank_speed(&machine, &(SpeedUse){2, 1, PRECISION_F32});
