@@ -25,7 +25,7 @@ if(PGPT_WERROR)
     target_compile_options(pgpt_options INTERFACE -Werror)
 endif()
 if(NOT TARGET OpenMP::OpenMP_C) # the omp pragmas are all there is to ignore, and the numbers of threads that they take
-    target_compile_options(pgpt_options INTERFACE -Wno-unknown-pragmas -Wno-unused-parameter)
+    target_compile_options(pgpt_options INTERFACE -Wno-unknown-pragmas -Wno-unused-parameter -Wno-unused-variable)
 endif()
 
 if(NOT PGPT_ARCH STREQUAL generic)

@@ -156,6 +156,9 @@ static int count_threads(void) {
  * the update will have. OpenMP keeps the threads that it has once started. */
 static void the_hosts_memory_is_measured_by_all_its_threads(void **state) {
     (void)state;
+#ifndef _OPENMP
+    skip(); /* there is one thread */
+#endif
     Error error = {0};
     BenchSetup setup = small_setup(count_threads() + 3);
     DeviceOptions device = {.kind = DEVICE_CUDA_H200, .n_threads = (int)setup.bench.n_threads};

@@ -12,7 +12,7 @@
  * node runs. Only an output that is added to, or memory that is not aligned, is found out then: tiles do the
  * first, plain kernels the second, with scratch memory for either. */
 #include "backend/cuda/attention/attention.h"
-#include "backend/cuda/attention/attention_items.h"
+#include "backend/cuda/attention_items/attention_items.h"
 #include "backend/cuda/runtime/device.cuh"
 
 #include <string.h>

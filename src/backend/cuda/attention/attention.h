@@ -6,7 +6,7 @@
  *   short    attention_short_forward.cu, attention_short_backward.cu: the same for short sequences of
  *            small heads in 16 bits, of which a whole head fits into shared memory;
  *            attention_warpgroup_*_sm90.cu: the same on an H100 or H200, by warp specialization.
- *   items    attention_items.h: heads of 64 or 128 in 16 bits on an H100 or H200, by warp specialization.
+ *   items    attention_items/: heads of 64 or 128 in 16 bits on an H100 or H200, by warp specialization.
  *   library  attention_cudnn.cu: cuDNN's fused attention, where pgpt was built with it and it has a plan
  *            for the shape.
  *

@@ -177,7 +177,7 @@ static inline size_t attention_tiled_backward_scratch(const AttentionShape *s) {
     return (size_t)(s->n_sequences * s->n_heads * s->n_positions) * 2 * sizeof(float);
 }
 bool attention_plain_takes(const AttentionShape *shape);
-/* By warpgroups (attention/attention_items.h), of aligned memory: heads of 64 or 128 in 16 bits. */
+/* By warpgroups (attention_items/attention_items.h), of aligned memory: heads of 64 or 128 in 16 bits. */
 bool cuda_attention_by_items(const CudaTraits *gpu, const AttentionShape *shape);
 /* A head at a time in a block's shared memory, of which there are so many bytes: see attention.h. */
 bool attention_short_takes(const AttentionShape *shape, bool backward, int max_shared_bytes);

@@ -5,7 +5,7 @@
 #include "backend/cuda/sparse/sparse_attention.h"
 
 #include "backend/cuda/attention/attention_facts.h"
-#include "backend/cuda/attention/attention_items.h"
+#include "backend/cuda/attention_items/attention_items.h"
 #include "backend/cuda/runtime/device.cuh"
 
 static const SparseAttentionAttributes *attributes_of(const KernelCall *call) {

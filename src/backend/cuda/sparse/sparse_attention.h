@@ -3,7 +3,8 @@
  *
  *   tiled   sparse_forward.cu, sparse_backward.cu: FlashAttention on the tensor cores over lists of blocks
  *           (attention/attention_walk.cuh); head sizes that are multiples of 8, up to 128.
- *   items   attention/attention_items.h: the same on an H100 or H200, but long columns, which remain tiled.
+ *   items   attention_items/attention_items.h: the same on an H100 or H200, but long columns, which remain
+ *           tiled.
  *   plain   attention/attention_plain.cu: every head size up to 256; slow.
  *
  * Memory is that of attention (attention/attention.h), and beside it the lists. */

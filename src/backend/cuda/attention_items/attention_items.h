@@ -1,8 +1,8 @@
 /* Attention by items: warpgroups on an H100 or H200 (attention_items.cuh), dense and over the lists of sparse
  * attention. Of shapes that cuda_attention_by_items, and aligned memory; in builds with such kernels
  * (cuda_code_is_for_90a). */
-#ifndef PGPT_BACKEND_CUDA_ATTENTION_ATTENTION_ITEMS_H
-#define PGPT_BACKEND_CUDA_ATTENTION_ATTENTION_ITEMS_H
+#ifndef PGPT_BACKEND_CUDA_ATTENTION_ITEMS_ATTENTION_ITEMS_H
+#define PGPT_BACKEND_CUDA_ATTENTION_ITEMS_ATTENTION_ITEMS_H
 
 #include "backend/cuda/attention/attention.h"
 

@@ -1,5 +1,5 @@
 /* The backward by items: what is known of each row, then its two kernels. */
-#include "backend/cuda/attention/attention_items.cuh"
+#include "backend/cuda/attention_items/attention_items.cuh"
 
 Status attention_items_backward(const CudaContext *context, const AttentionShape *shape,
                                 const AttentionMemory *memory, const AttentionLists *lists, int n_skipped,

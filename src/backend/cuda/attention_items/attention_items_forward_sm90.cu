@@ -10,8 +10,8 @@
  *
  * Every query's own block comes first, in which it sees a key: so rows have a maximum from the first tile
  * on. */
-#include "backend/cuda/attention/attention_items.cuh"
 #include "backend/cuda/attention/attention_softmax.cuh"
+#include "backend/cuda/attention_items/attention_items.cuh"
 
 enum { STEPS = 4 /* that there is room for */ };
 
@@ -36,43 +36,23 @@ static_assert(2 * (sizeof(ForwardShared<64>) + 1024) <= 228 * 1024, "two blocks 
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/* Columns are those of a row of qkv. */
 template <int HS>
 DEVICE int produce_item(const ForwardCall &c, ForwardShared<HS> &shared, const ItemPlace &place, int turn,
                         int n) {
-    const TiledShape &s = c.walk.rows.queries;
-    AttentionBlockList list = list_of_item(c.walk, place.b);
-    int key_column = (s.n_heads + place.h / s.share) * HS, value_column = key_column + s.n_kv_heads * HS;
-    bool is_first = threadIdx.x % WARP == 0;
-    ItemRow row[ITEM_GROUPS];
-    ItemStep step;
-    if (is_first) mbarrier_expect(&shared.rows_full[turn], ITEM_GROUPS * sizeof shared.queries[0][0]);
-#    pragma unroll
-    for (int g = 0; g < ITEM_GROUPS; g++) { /* rows that are not there are zeros */
-        int block = place.block + g * c.items.apart;
-        if (is_first)
+    return produce_keys<HS, STEPS>(
+        c, shared, place, turn, n, ITEM_GROUPS * sizeof shared.queries[0][0],
+        [&](int g, int block) {
             produce_boxes(shared.queries[turn][g], &c.qkv, place.h * HS, block * SPAN, place.b,
                           &shared.rows_full[turn]);
-        row[g] = item_row(c.walk, list, block, c.items.n_blocks);
-    }
-#    pragma unroll 1
-    for (; next_step(row, s.n_positions, &step); n++) {
-        int at = n % STEPS;
-        mbarrier_wait(&shared.empty[at], ~(n / STEPS) & 1);
-        if (is_first) {
-            shared.step[at] = step;
-            mbarrier_expect(&shared.full[at], 2 * sizeof shared.keys[0]);
-            produce_boxes(shared.keys[at], &c.qkv, key_column, step.first, place.b, &shared.full[at]);
-            produce_boxes(shared.values[at], &c.qkv, value_column, step.first, place.b, &shared.full[at]);
-        }
+        },
+        [&](int at, const ItemStep &step) {
 #    pragma unroll
-        for (int g = 0; g < ITEM_GROUPS; g++)
-            if (step.kind[g] == STEP_SOME && c.produces_seen)
-                make_seen(shared.seen[at][g], c.walk.rows, place.b, (place.block + g * c.items.apart) * SPAN,
-                          step.first);
-        mbarrier_arrive(&shared.full[at]);
-    }
-    return n;
+            for (int g = 0; g < ITEM_GROUPS; g++)
+                if (step.kind[g] == STEP_SOME && c.produces_seen)
+                    make_seen(shared.seen[at][g], c.walk.rows, place.b,
+                              (place.block + g * c.items.apart) * SPAN, step.first);
+            mbarrier_arrive(&shared.full[at]);
+        });
 }
 
 /* The weights of a group's queries, their sums, and y without the factors. first_row is the thread's own. */
@@ -148,12 +128,9 @@ static __global__ void __launch_bounds__(ITEM_THREADS, HS == SIZE && !DROPS ? 2 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     enum { IS_ONE_OF_TWO = HS == SIZE && !DROPS };
     ForwardShared<HS> &shared = *(ForwardShared<HS> *)warpgroup_shared;
-    Self me = self_of(warp_of_block());
-    if (threadIdx.x == 0) init_item_barriers(shared, STEP_ARRIVALS);
-    __syncthreads();
-    if (me.group < ITEM_GROUPS) {
-        if (IS_ONE_OF_TWO) asm volatile("setmaxnreg.inc.sync.aligned.u32 96;");
-        compute_items(shared, [&](const ItemPlace &place, int turn, int n) {
+    run_items<IS_ONE_OF_TWO ? 96 : 0, 48>(
+        c.items, shared, STEP_ARRIVALS,
+        [&](const Self &me, const ItemPlace &place, int turn, int n) {
             ForwardRows<HS, 1> rows;
             Dropout dropout = {};
             int block = 0, first = (place.block + me.group * c.items.apart) * SPAN;
@@ -164,14 +141,8 @@ static __global__ void __launch_bounds__(ITEM_THREADS, HS == SIZE && !DROPS ? 2 
             store_group<T, HS>(rows, c, shared.queries[turn][me.group], me, place, first,
                                DROPS ? dropout.scale : 1.0f);
             return n;
-        });
-    } else {
-        if (IS_ONE_OF_TWO) asm volatile("setmaxnreg.dec.sync.aligned.u32 48;");
-        if (me.warp == 0)
-            produce_items(c.items, shared, [&](const ItemPlace &place, int turn, int n) {
-                return produce_item<HS>(c, shared, place, turn, n);
-            });
-    }
+        },
+        [&](const ItemPlace &place, int turn, int n) { return produce_item<HS>(c, shared, place, turn, n); });
 #endif
 }
 

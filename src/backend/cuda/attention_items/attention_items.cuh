@@ -15,13 +15,13 @@
  *
  * Who waits for whom: rows_full and full, for copies and what the producer wrote before; rows_empty and
  * empty, for both groups, those too that a step is nothing to. */
-#ifndef PGPT_BACKEND_CUDA_ATTENTION_ATTENTION_ITEMS_CUH
-#define PGPT_BACKEND_CUDA_ATTENTION_ATTENTION_ITEMS_CUH
+#ifndef PGPT_BACKEND_CUDA_ATTENTION_ITEMS_ATTENTION_ITEMS_CUH
+#define PGPT_BACKEND_CUDA_ATTENTION_ITEMS_ATTENTION_ITEMS_CUH
 
 #include "backend/cuda/attention/attention_facts.h"
-#include "backend/cuda/attention/attention_items.h"
 #include "backend/cuda/attention/attention_walk.cuh"
 #include "backend/cuda/attention/attention_warpgroup_spans.cuh"
+#include "backend/cuda/attention_items/attention_items.h"
 #include "backend/cuda/sparse/sparse_split.h"
 
 static_assert((int)SPAN == (int)ATTENTION_BLOCK, "a block of the list is what a group multiplies");
@@ -62,6 +62,15 @@ template <int HS> struct Boxes {
     enum { N = HS / SIZE };
     char box[N][SPAN_BYTES];
 };
+
+/* What both kernels of the backward are told. */
+typedef struct {
+    CUtensorMap qkv, dy; /* in boxes of SPAN rows and SIZE channels */
+    const RowFacts *facts;
+    void *dqkv;
+    Items items;
+    ListWalk walk;
+} BackwardCall;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -213,6 +222,61 @@ DEVICE void produce_boxes(Boxes<HS> &to, const CUtensorMap *map, int column, int
     for (int i = 0; i < Boxes<HS>::N; i++) produce_span(to.box[i], map, column + i * SIZE, row, b, barrier);
 }
 
+/* Of an item of queries, by the producer's warp: rows(g, block) loads those of a group, of rows_bytes in all;
+ * then come keys and values, step by step, and lanes(at, step) is what every lane does for one of them.
+ * Columns are those of a row of qkv. */
+template <int HS, int N_STEPS, typename CALL, typename SHARED, typename ROWS, typename LANES>
+DEVICE int produce_keys(const CALL &c, SHARED &shared, const ItemPlace &place, int turn, int n,
+                        unsigned rows_bytes, const ROWS &rows, const LANES &lanes) {
+    const TiledShape &s = c.walk.rows.queries;
+    AttentionBlockList list = list_of_item(c.walk, place.b);
+    int key_column = (s.n_heads + place.h / s.share) * HS, value_column = key_column + s.n_kv_heads * HS;
+    bool is_first = threadIdx.x % WARP == 0;
+    ItemRow row[ITEM_GROUPS];
+    ItemStep step;
+    if (is_first) mbarrier_expect(&shared.rows_full[turn], rows_bytes);
+#    pragma unroll
+    for (int g = 0; g < ITEM_GROUPS; g++) { /* rows that are not there are zeros */
+        int block = place.block + g * c.items.apart;
+        if (is_first) rows(g, block);
+        row[g] = item_row(c.walk, list, block, c.items.n_blocks);
+    }
+#    pragma unroll 1
+    for (; next_step(row, s.n_positions, &step); n++) {
+        int at = n % N_STEPS;
+        mbarrier_wait(&shared.empty[at], ~(n / N_STEPS) & 1);
+        __syncwarp(); /* as in produce_items */
+        if (is_first) {
+            shared.step[at] = step;
+            mbarrier_expect(&shared.full[at], 2 * sizeof shared.keys[0]);
+            produce_boxes(shared.keys[at], &c.qkv, key_column, step.first, place.b, &shared.full[at]);
+            produce_boxes(shared.values[at], &c.qkv, value_column, step.first, place.b, &shared.full[at]);
+        }
+        lanes(at, step);
+    }
+    return n;
+}
+
+/* What a block does: compute(me, place, turn, n) by its groups, with REGISTERS each, and produce(place, turn,
+ * n) by the producer, whose group gives them theirs (0: they keep what the kernel begins with). n_full arrive
+ * when a step is there. */
+template <int REGISTERS, int PRODUCER_REGISTERS, typename SHARED, typename COMPUTE, typename PRODUCE>
+DEVICE void run_items(const Items &items, SHARED &shared, int n_full, const COMPUTE &compute,
+                      const PRODUCE &produce) {
+    const Self me = self_of(warp_of_block());
+    if (threadIdx.x == 0) init_item_barriers(shared, n_full);
+    __syncthreads();
+    if (me.group < ITEM_GROUPS) {
+        if constexpr (REGISTERS > 0) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+        compute_items(shared,
+                      [&](const ItemPlace &place, int turn, int n) { return compute(me, place, turn, n); });
+    } else {
+        if constexpr (REGISTERS > 0)
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
+        if (me.warp == 0) produce_items(items, shared, produce);
+    }
+}
+
 /* ---- products ---- */
 
 template <int N> DEVICE void hold_sums(float c[N][4]) {
@@ -289,6 +353,18 @@ static inline Items items_of(const CudaContext *context, const AttentionShape *s
     items.from_last = from_last;
     items.ticket = context->tickets;
     return items;
+}
+
+/* False: the driver cannot make the maps. */
+static inline bool backward_call(BackwardCall *call, const CudaContext *context, const AttentionShape *s,
+                                 const AttentionMemory *m, const AttentionLists *lists, int n_heads,
+                                 int n_skipped, bool from_last) {
+    *call = {};
+    call->facts = (const RowFacts *)m->scratch;
+    call->dqkv = m->dqkv;
+    call->items = items_of(context, s, &m->pattern, n_heads, n_skipped, from_last);
+    call->walk = list_walk(s, m, lists);
+    return map_heads(&call->qkv, m->qkv, s, s->width) && map_heads(&call->dy, m->dy, s, s->y_width);
 }
 
 /* So many blocks of threads a multiprocessor; call.items says how much there is to do. */

@@ -1,23 +1,15 @@
 /* attention and sparse_attention, backward, the queries' gradients, over items of two blocks of queries
- * (attention_items.cuh). attention/attention_walk_queries.cuh says what is
- * computed, and computes it elsewhere.
+ * (attention_items.cuh). attention/attention_walk_queries.cuh says what is computed, and computes it
+ * elsewhere.
  *
  * Floor: a tile of 64 queries and 64 keys of heads of 64 takes a multiprocessor 384 cycles to multiply.
  *
  * Scores and dweights are two GEMMs at once, whose results become dscores in registers, the first factor of
  * the third. While a group computes those, the other one has its GEMMs. */
-#include "backend/cuda/attention/attention_items.cuh"
 #include "backend/cuda/attention/attention_walk_queries.cuh"
+#include "backend/cuda/attention_items/attention_items.cuh"
 
 enum { STEPS = 4 /* that there is room for; half as many of heads of 128 */ };
-
-typedef struct {
-    CUtensorMap qkv, dy; /* in boxes of SPAN rows and SIZE channels */
-    const RowFacts *facts;
-    void *dq;
-    Items items;
-    ListWalk walk;
-} QueriesCall;
 
 template <int HS> struct QueriesShared {
     enum { N_STEPS = STEPS * SIZE / HS };
@@ -32,41 +24,18 @@ static_assert(sizeof(QueriesShared<64>) <= 227 * 1024 && sizeof(QueriesShared<12
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/* Columns are those of a row of qkv. */
 template <int HS>
-DEVICE int produce_item(const QueriesCall &c, QueriesShared<HS> &shared, const ItemPlace &place, int turn,
+DEVICE int produce_item(const BackwardCall &c, QueriesShared<HS> &shared, const ItemPlace &place, int turn,
                         int n) {
-    enum { N_STEPS = QueriesShared<HS>::N_STEPS };
-    const TiledShape &s = c.walk.rows.queries;
-    AttentionBlockList list = list_of_item(c.walk, place.b);
-    int key_column = (s.n_heads + place.h / s.share) * HS, value_column = key_column + s.n_kv_heads * HS;
-    bool is_first = threadIdx.x % WARP == 0;
-    ItemRow row[ITEM_GROUPS];
-    ItemStep step;
-    if (is_first) mbarrier_expect(&shared.rows_full[turn], 2 * ITEM_GROUPS * sizeof shared.queries[0][0]);
-#    pragma unroll
-    for (int g = 0; g < ITEM_GROUPS; g++) { /* rows that are not there are zeros */
-        int block = place.block + g * c.items.apart;
-        if (is_first) {
+    return produce_keys<HS, QueriesShared<HS>::N_STEPS>(
+        c, shared, place, turn, n, 2 * ITEM_GROUPS * sizeof shared.queries[0][0],
+        [&](int g, int block) {
             produce_boxes(shared.queries[turn][g], &c.qkv, place.h * HS, block * SPAN, place.b,
                           &shared.rows_full[turn]);
             produce_boxes(shared.slopes[turn][g], &c.dy, place.h * HS, block * SPAN, place.b,
                           &shared.rows_full[turn]);
-        }
-        row[g] = item_row(c.walk, list, block, c.items.n_blocks);
-    }
-#    pragma unroll 1
-    for (; next_step(row, s.n_positions, &step); n++) {
-        int at = n % N_STEPS;
-        mbarrier_wait(&shared.empty[at], ~(n / N_STEPS) & 1);
-        __syncwarp();
-        if (!is_first) continue;
-        shared.step[at] = step;
-        mbarrier_expect(&shared.full[at], 2 * sizeof shared.keys[0]);
-        produce_boxes(shared.keys[at], &c.qkv, key_column, step.first, place.b, &shared.full[at]);
-        produce_boxes(shared.values[at], &c.qkv, value_column, step.first, place.b, &shared.full[at]);
-    }
-    return n;
+        },
+        [](int, const ItemStep &) {});
 }
 
 /* Scores become dscores, half of a tile's keys at a time. seen, if MASKED: of the queries, from the thread's
@@ -87,7 +56,7 @@ DEVICE void find_slopes(float p[8][4], const float dp[8][4], const RowFacts fact
 
 /* The gradient of a group's queries, without the factor. first_row is the thread's own. */
 template <typename T, int HS, bool DROPS>
-DEVICE int gradient_steps(float dq[HS / 8][4], const QueriesCall &c, QueriesShared<HS> &shared,
+DEVICE int gradient_steps(float dq[HS / 8][4], const BackwardCall &c, QueriesShared<HS> &shared,
                           const Self &me, int turn, const ItemPlace &place, const RowFacts facts[1][2],
                           const Dropout &dropout, int first_row, int n) {
     enum { N_STEPS = QueriesShared<HS>::N_STEPS };
@@ -133,7 +102,7 @@ DEVICE int gradient_steps(float dq[HS / 8][4], const QueriesCall &c, QueriesShar
 }
 
 template <typename T, int HS, bool DROPS>
-DEVICE int compute_item(const QueriesCall &c, QueriesShared<HS> &shared, const Self &me,
+DEVICE int compute_item(const BackwardCall &c, QueriesShared<HS> &shared, const Self &me,
                         const ItemPlace &place, int turn, int n) {
     const WalkRows &r = c.walk.rows;
     const TiledShape &s = r.queries;
@@ -154,7 +123,7 @@ DEVICE int compute_item(const QueriesCall &c, QueriesShared<HS> &shared, const S
     n = gradient_steps<T, HS, DROPS>(dq[0], c, shared, me, turn, place, facts, dropout, first_row, n);
     group_sync(me);
     store_boxes<T, HS>(shared.queries[turn][me.group], dq[0], factor,
-                       (T *)c.dq + walk_query_at(r, place.b, place.h), s.width, first, s.n_positions, me);
+                       (T *)c.dqkv + walk_query_at(r, place.b, place.h), s.width, first, s.n_positions, me);
     return n;
 }
 
@@ -163,44 +132,31 @@ DEVICE int compute_item(const QueriesCall &c, QueriesShared<HS> &shared, const S
 /* Registers go from the producer's group to the others. */
 template <typename T, int HS, bool DROPS>
 static __global__ void __launch_bounds__(ITEM_THREADS, 1)
-    items_queries_kernel(const __grid_constant__ QueriesCall c) {
+    items_queries_kernel(const __grid_constant__ BackwardCall c) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     QueriesShared<HS> &shared = *(QueriesShared<HS> *)warpgroup_shared;
-    Self me = self_of(warp_of_block());
-    if (threadIdx.x == 0) init_item_barriers(shared, 1);
-    __syncthreads();
-    if (me.group < ITEM_GROUPS) {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
-        compute_items(shared, [&](const ItemPlace &place, int turn, int n) {
+    run_items<216, 72>(
+        c.items, shared, 1,
+        [&](const Self &me, const ItemPlace &place, int turn, int n) {
             return compute_item<T, HS, DROPS>(c, shared, me, place, turn, n);
-        });
-    } else {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
-        if (me.warp == 0)
-            produce_items(c.items, shared, [&](const ItemPlace &place, int turn, int n) {
-                return produce_item<HS>(c, shared, place, turn, n);
-            });
-    }
+        },
+        [&](const ItemPlace &place, int turn, int n) { return produce_item<HS>(c, shared, place, turn, n); });
 #endif
 }
 
 /* ---- on the host's side ---- */
 
 template <typename T, int HS>
-static cudaError_t launch(const CudaContext *context, const QueriesCall &c, bool drops) {
+static cudaError_t launch(const CudaContext *context, const BackwardCall &c, bool drops) {
     return drops ? launch_items(items_queries_kernel<T, HS, true>, context, 1, sizeof(QueriesShared<HS>), c)
                  : launch_items(items_queries_kernel<T, HS, false>, context, 1, sizeof(QueriesShared<HS>), c);
 }
 
 Status attention_items_queries(const CudaContext *context, const AttentionShape *s, const AttentionMemory *m,
                                const AttentionLists *lists, Error *error) {
-    QueriesCall c = {};
-    c.facts = (const RowFacts *)m->scratch;
-    c.dq = m->dqkv;
-    c.items = items_of(context, s, &m->pattern, s->n_heads, 0, true);
-    c.walk = list_walk(s, m, lists);
+    BackwardCall c;
     cudaError_t code = cudaErrorNotSupported;
-    if (map_heads(&c.qkv, m->qkv, s, s->width) && map_heads(&c.dy, m->dy, s, s->y_width)) {
+    if (backward_call(&c, context, s, m, lists, s->n_heads, 0, true)) {
         FOR_SHORT_TYPE(s, T, {
             code = s->head_size == SIZE ? launch<T, SIZE>(context, c, s->threshold != 0)
                                         : launch<T, 2 * SIZE>(context, c, s->threshold != 0);

@@ -1,6 +1,6 @@
 /* attention and sparse_attention, backward, the gradients of keys and values, over items of two blocks of
- * keys (attention_items.cuh). attention/attention_walk_keys.cuh says what
- * is computed, and computes it elsewhere.
+ * keys (attention_items.cuh). attention/attention_walk_keys.cuh says what is computed, and computes it
+ * elsewhere.
  *
  * Floor: a tile of 64 queries and 64 keys of heads of 64 takes a multiprocessor 512 cycles to multiply.
  *
@@ -8,19 +8,11 @@
  * values and keys. What is to be known of each query comes beside it: facts, and, where not all of a tile is
  * seen, a word of the 64 keys for each group, which the producer's lanes make. Of several heads of queries
  * over one of keys, one comes after the other. */
-#include "backend/cuda/attention/attention_items.cuh"
 #include "backend/cuda/attention/attention_walk_keys.cuh"
+#include "backend/cuda/attention_items/attention_items.cuh"
 
 enum { STEPS = 4 /* that there is room for; half as many of heads of 128 */ };
 enum { KEYS_ARRIVALS = STEP_ARRIVALS + WARP }; /* lanes have copies of their own, too */
-
-typedef struct {
-    CUtensorMap qkv, dy; /* in boxes of SPAN rows and SIZE channels */
-    const RowFacts *facts;
-    void *dqkv;
-    Items items;
-    ListWalk walk;
-} KeysCall;
 
 template <int HS> struct KeysShared {
     enum { N_STEPS = STEPS * SIZE / HS };
@@ -41,7 +33,7 @@ static_assert(sizeof(KeysShared<64>) <= 227 * 1024 && sizeof(KeysShared<128>) <=
 
 /* By its warp: queries of a head, what is known of them, and what they see. first_key: of the groups. */
 template <int HS>
-DEVICE void produce_step(const KeysCall &c, KeysShared<HS> &shared, const ItemStep &step, int b, int at,
+DEVICE void produce_step(const BackwardCall &c, KeysShared<HS> &shared, const ItemStep &step, int b, int at,
                          const int first_key[ITEM_GROUPS]) {
     const WalkRows &r = c.walk.rows;
     int lane = (int)threadIdx.x % WARP;
@@ -66,7 +58,8 @@ DEVICE void produce_step(const KeysCall &c, KeysShared<HS> &shared, const ItemSt
 
 /* Columns are those of a row of qkv. */
 template <int HS>
-DEVICE int produce_item(const KeysCall &c, KeysShared<HS> &shared, const ItemPlace &place, int turn, int n) {
+DEVICE int produce_item(const BackwardCall &c, KeysShared<HS> &shared, const ItemPlace &place, int turn,
+                        int n) {
     enum { N_STEPS = KeysShared<HS>::N_STEPS };
     const TiledShape &s = c.walk.rows.queries;
     AttentionBlockList list = list_of_item(c.walk, place.b);
@@ -108,8 +101,8 @@ DEVICE int produce_item(const KeysCall &c, KeysShared<HS> &shared, const ItemPla
 
 /* The gradients of a group's keys and values, without the factors. */
 template <typename T, int HS, bool DROPS>
-DEVICE int gradient_steps(float dk[HS / 8][4], float dv[HS / 8][4], const KeysCall &c, KeysShared<HS> &shared,
-                          const Self &me, int turn, const ItemPlace &place, int n) {
+DEVICE int gradient_steps(float dk[HS / 8][4], float dv[HS / 8][4], const BackwardCall &c,
+                          KeysShared<HS> &shared, const Self &me, int turn, const ItemPlace &place, int n) {
     enum { N_STEPS = KeysShared<HS>::N_STEPS };
     const Boxes<HS> &keys = shared.keys[turn][me.group], &values = shared.values[turn][me.group];
     float scale_log2 = c.walk.rows.queries.scale_log2;
@@ -165,7 +158,7 @@ DEVICE int gradient_steps(float dk[HS / 8][4], float dv[HS / 8][4], const KeysCa
 }
 
 template <typename T, int HS, bool DROPS>
-DEVICE int compute_item(const KeysCall &c, KeysShared<HS> &shared, const Self &me, const ItemPlace &place,
+DEVICE int compute_item(const BackwardCall &c, KeysShared<HS> &shared, const Self &me, const ItemPlace &place,
                         int turn, int n) {
     const WalkRows &r = c.walk.rows;
     float dk[1][HS / 8][4], dv[1][HS / 8][4], keep = DROPS ? random_dropout_scale(r.queries.threshold) : 1.0f;
@@ -188,44 +181,31 @@ DEVICE int compute_item(const KeysCall &c, KeysShared<HS> &shared, const Self &m
 /* Registers go from the producer's group to the others. */
 template <typename T, int HS, bool DROPS>
 static __global__ void __launch_bounds__(ITEM_THREADS, 1)
-    items_keys_kernel(const __grid_constant__ KeysCall c) {
+    items_keys_kernel(const __grid_constant__ BackwardCall c) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     KeysShared<HS> &shared = *(KeysShared<HS> *)warpgroup_shared;
-    Self me = self_of(warp_of_block());
-    if (threadIdx.x == 0) init_item_barriers(shared, KEYS_ARRIVALS);
-    __syncthreads();
-    if (me.group < ITEM_GROUPS) {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
-        compute_items(shared, [&](const ItemPlace &place, int turn, int n) {
+    run_items<224, 56>(
+        c.items, shared, KEYS_ARRIVALS,
+        [&](const Self &me, const ItemPlace &place, int turn, int n) {
             return compute_item<T, HS, DROPS>(c, shared, me, place, turn, n);
-        });
-    } else {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
-        if (me.warp == 0)
-            produce_items(c.items, shared, [&](const ItemPlace &place, int turn, int n) {
-                return produce_item<HS>(c, shared, place, turn, n);
-            });
-    }
+        },
+        [&](const ItemPlace &place, int turn, int n) { return produce_item<HS>(c, shared, place, turn, n); });
 #endif
 }
 
 /* ---- on the host's side ---- */
 
 template <typename T, int HS>
-static cudaError_t launch(const CudaContext *context, const KeysCall &c, bool drops) {
+static cudaError_t launch(const CudaContext *context, const BackwardCall &c, bool drops) {
     return drops ? launch_items(items_keys_kernel<T, HS, true>, context, 1, sizeof(KeysShared<HS>), c)
                  : launch_items(items_keys_kernel<T, HS, false>, context, 1, sizeof(KeysShared<HS>), c);
 }
 
 Status attention_items_keys(const CudaContext *context, const AttentionShape *s, const AttentionMemory *m,
                             const AttentionLists *lists, int n_skipped, Error *error) {
-    KeysCall c = {};
-    c.facts = (const RowFacts *)m->scratch;
-    c.dqkv = m->dqkv;
-    c.items = items_of(context, s, &m->pattern, s->n_kv_heads, n_skipped, false);
-    c.walk = list_walk(s, m, lists);
+    BackwardCall c;
     cudaError_t code = cudaErrorNotSupported;
-    if (map_heads(&c.qkv, m->qkv, s, s->width) && map_heads(&c.dy, m->dy, s, s->y_width)) {
+    if (backward_call(&c, context, s, m, lists, s->n_kv_heads, n_skipped, false)) {
         FOR_SHORT_TYPE(s, T, {
             code = s->head_size == SIZE ? launch<T, SIZE>(context, c, s->threshold != 0)
                                         : launch<T, 2 * SIZE>(context, c, s->threshold != 0);
