@@ -1,1 +1,0 @@
-pgpt: there is no run to resume in a: No such file or directory; check the path, or leave out --resume
