@@ -13,6 +13,10 @@ double bench_peak_flops(int n_threads);
 /* Bytes/s, read and written ones both counted, of copying one half of n_bytes onto the other. */
 Status bench_copy_bandwidth(size_t n_bytes, int n_threads, double *bytes_per_s, Error *error);
 
+/* The same of memory itself: of so many bytes that the last cache helps little, or of a quarter of what may
+ * be taken. */
+Status bench_memory_bandwidth(int n_threads, double *bytes_per_s, Error *error);
+
 /* Bytes/s of adding up n_bytes. */
 Status bench_read_bandwidth(size_t n_bytes, int n_threads, double *bytes_per_s, Error *error);
 

@@ -133,7 +133,7 @@ static Status measure_cpu(MachineMeasure *measure, const BenchSetup *setup, Mach
     machine_samples_free(&all);
     if (error->status != STATUS_OK) return error->status;
     double bytes_per_s;
-    TRY(bench_copy_bandwidth((size_t)256 << 20, (int)n_cores, &bytes_per_s, error));
+    TRY(bench_memory_bandwidth((int)n_cores, &bytes_per_s, error));
     machine->host.host_memory_gbs = bytes_per_s * 1e-9;
     return STATUS_OK;
 }
@@ -223,7 +223,7 @@ static Status describe(MachineMeasure *measure, const BenchSetup *setup, Error *
     device->dtype = precision_names[setup->bench.precision];
     double bytes_per_s = 0.0;
     if (is_gpu && machine_measure_bus(&machine->host, &backend, error) == STATUS_OK &&
-        bench_copy_bandwidth((size_t)256 << 20, n_cores, &bytes_per_s, error) == STATUS_OK)
+        bench_memory_bandwidth(n_cores, &bytes_per_s, error) == STATUS_OK)
         machine->host.host_memory_gbs = bytes_per_s * 1e-9;
     backend.close(backend.context);
     return error->status;

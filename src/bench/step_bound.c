@@ -9,7 +9,7 @@
 
 #include <math.h>
 
-enum { DISK_BYTES = 256 << 20, COPY_BYTES = 256 << 20 };
+enum { DISK_BYTES = 256 << 20 };
 
 static bool is_move(const Node *node) {
     return node->op == &OP_OFFLOAD || node->op == &OP_FETCH || node->op == &OP_MOVE_WAIT;
@@ -42,7 +42,7 @@ Status bench_bound_rates(const BenchTraining *training, BenchBound *bound, Error
     if (has_bus && bound->bus.both <= 0.0) TRY(bench_bus_rates(&training->backend, &bound->bus, error));
     if (host_bytes > 0.0) {
         double rate = 0.0;
-        TRY(bench_copy_bandwidth(COPY_BYTES, backend_host_threads(&training->backend), &rate, error));
+        TRY(bench_memory_bandwidth(backend_host_threads(&training->backend), &rate, error));
         bound->copy_rate = fmax(bound->copy_rate, rate);
     }
     uint64_t n_file = plan_bytes_of(plan, MEMORY_FILE);
