@@ -19,14 +19,6 @@ static uint32_t round_off(uint32_t bits, unsigned n) {
     return (bits + (1u << (n - 1)) - 1u + is_odd) >> n;
 }
 
-uint16_t half_bf16_from_f32(float value) {
-    enum { QUIET = 0x0040 };
-    uint32_t bits = bits_of(value);
-    if ((bits & 0x7FFFFFFFu) <= 0x7F800000u) return (uint16_t)round_off(bits, 16);
-    uint32_t nan = bits >> 16;
-    return (uint16_t)(nan & 0x7Fu ? nan : nan | QUIET);
-}
-
 uint16_t half_f16_from_f32(float value) {
     enum { QUIET = 0x0200, INFINITE = 0x7C00, BIASES_APART = 112 };
     uint32_t bits = bits_of(value), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7FFFFFFFu;

@@ -75,8 +75,8 @@ Status cpu_adamw(const KernelCall *call, Error *error) {
         for (int run = 0; run < a->elements.n_runs && first < range.end; run++) {
             int64_t end = first + a->elements.runs[run].n_elements;
             c.keep = (float)(1.0 - (a->elements.runs[run].decays ? rate * (double)a->weight_decay : 0.0));
-            cpu_with_moments(call, &moments, first > range.first ? first : range.first,
-                             end < range.end ? end : range.end, update, &c);
+            cpu_update_moments(call, &moments, first > range.first ? first : range.first,
+                               end < range.end ? end : range.end, update, &c);
             first = end;
         }
     }

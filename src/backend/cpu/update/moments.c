@@ -35,3 +35,13 @@ void cpu_with_moments(const KernelCall *call, const CpuMoments *moments, int64_t
         first = until;
     }
 }
+
+void cpu_update_moments(const KernelCall *call, const CpuMoments *moments, int64_t first, int64_t end,
+                        CpuMomentsBody body, const void *constants) {
+    enum { BLOCK = 2048 };
+    int64_t step = moments->is_packed ? INT64_MAX / 2 : BLOCK;
+    for (int64_t next; first < end; first = next) {
+        next = end - first < step ? end : first + step;
+        cpu_with_moments(call, moments, first, next, body, constants);
+    }
+}

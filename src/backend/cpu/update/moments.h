@@ -24,4 +24,9 @@ typedef void (*CpuMomentsBody)(const KernelCall *call, const void *constants, in
 void cpu_with_moments(const KernelCall *call, const CpuMoments *moments, int64_t first, int64_t end,
                       CpuMomentsBody body, const void *constants);
 
+/* The same a few thousand elements at a time: what `body` makes of the weights it has written, a copy in 16
+ * bits, it makes of what is still in the nearest cache. */
+void cpu_update_moments(const KernelCall *call, const CpuMoments *moments, int64_t first, int64_t end,
+                        CpuMomentsBody body, const void *constants);
+
 #endif

@@ -58,8 +58,8 @@ Status cpu_sgd(const KernelCall *call, Error *error) {
         for (int run = 0; run < a->elements.n_runs && first < range.end; run++) {
             int64_t end = first + a->elements.runs[run].n_elements;
             c.decay = a->elements.runs[run].decays ? a->weight_decay : 0.0f;
-            cpu_with_moments(call, &moments, first > range.first ? first : range.first,
-                             end < range.end ? end : range.end, update, &c);
+            cpu_update_moments(call, &moments, first > range.first ? first : range.first,
+                               end < range.end ? end : range.end, update, &c);
             first = end;
         }
     }
