@@ -16,24 +16,41 @@ template <typename T, int HS, typename CUT> constexpr int walk_key_bytes(void) {
            2 * CUT::TILE_ROWS * ((int)sizeof(RowFacts) + walk_key_words<CUT>() * (int)sizeof(uint64_t));
 }
 
+/* What is seen of a tile, as slopes_of_columns asks: look(n) before sees(m, n, i), does query 2c + i % 2 of
+ * the n-th 8 see key i / 2 * 8 of the thread's m-th 16? */
+typedef struct SeenWhole {
+    __device__ __forceinline__ void look(int) {}
+    __device__ __forceinline__ bool sees(int, int, int) const { return true; }
+} SeenWhole;
+
+/* Words of keys, one of each query; the thread's first key is bit first_bit. */
+typedef struct SeenWords {
+    const uint64_t *word;
+    int first_bit;
+    unsigned keys[2][2]; /* of queries 2c and 2c+1 of every other 8, from the thread's first on */
+
+    __device__ __forceinline__ void look(int n) {
+        ulonglong2 two = *(const ulonglong2 *)(word + n * 8 + threadIdx.x % 4 * 2);
+        keys[n % 2][0] = (unsigned)(two.x >> first_bit), keys[n % 2][1] = (unsigned)(two.y >> first_bit);
+    }
+    __device__ __forceinline__ bool sees(int m, int n, int i) const {
+        return keys[n % 2][i % 2] >> (m * 16 + i / 2 * 8) & 1u;
+    }
+} SeenWords;
+
 /* Scores become weights, dweights become dscores without the factor `scale`. Rows are keys, columns queries.
- * seen, if MASKED: of each query; the thread's first key is bit first_bit. `block`: of random numbers, that
- * of the warp's first key. */
-template <int M, int N, bool DROPS, bool MASKED>
-DEVICE void slopes_of_columns(float p[M][N][4], float dp[M][N][4], const RowFacts *facts,
-                              const uint64_t *seen, int first_bit, float scale_log2, const Dropout &dropout,
-                              int block, int first_query) {
+ * `block`: of random numbers, that of the warp's first key. */
+template <int M, int N, bool DROPS, typename SEEN>
+DEVICE void slopes_of_columns(float p[M][N][4], float dp[M][N][4], const RowFacts *facts, SEEN seen,
+                              float scale_log2, const Dropout &dropout, int block, int first_query) {
     int lane = (int)threadIdx.x % WARP, column = lane % 4 * 2;
 #pragma unroll
     for (int n = 0; n < N; n += 2) {
-        float4 two[2];       /* the facts of queries 2c and 2c+1 */
-        unsigned keys[2][2]; /* that they see, from the thread's first on */
+        float4 two[2]; /* the facts of queries 2c and 2c+1 */
 #pragma unroll
         for (int k = 0; k < 2; k++) {
             two[k] = *(const float4 *)(facts + (n + k) * 8 + column);
-            ulonglong2 words = {};
-            if (MASKED) words = *(const ulonglong2 *)(seen + (n + k) * 8 + column);
-            keys[k][0] = (unsigned)(words.x >> first_bit), keys[k][1] = (unsigned)(words.y >> first_bit);
+            seen.look(n + k);
         }
 #pragma unroll
         for (int m = 0; m < M; m++) {
@@ -44,7 +61,7 @@ DEVICE void slopes_of_columns(float p[M][N][4], float dp[M][N][4], const RowFact
                 float relative = i & 1 ? two[k].z : two[k].x, sum = i & 1 ? two[k].w : two[k].y;
                 float weight = exp2_fast(fmaf(p[m][n + k][i], scale_log2, -relative)),
                       dweight = dp[m][n + k][i];
-                if (MASKED && !(keys[k][i & 1] >> (m * 16 + i / 2 * 8) & 1u)) weight = 0.0f;
+                if (!seen.sees(m, n + k, i)) weight = 0.0f;
                 bool stays = !DROPS || (bits >> (4 * j) & 1u);
                 if (DROPS) dweight = stays ? dweight * dropout.scale : 0.0f;
                 dp[m][n + k][i] = weight * (dweight - sum);
@@ -150,12 +167,11 @@ static __global__ void __launch_bounds__(CUT::THREADS, CUT::RESIDENT)
             const RowFacts *facts_here = facts + stage * QUERIES + part * 8;
             const uint64_t *seen_here = seen + stage * WORDS + word * QUERIES + part * 8;
             if (step.is_masked) {
-                slopes_of_columns<M, STEP, DROPS, true>(p, dp, facts_here, seen_here, first_bit, s.scale_log2,
-                                                        dropout, block + warp_key / 8, first_query);
+                slopes_of_columns<M, STEP, DROPS>(p, dp, facts_here, SeenWords{seen_here, first_bit},
+                                                  s.scale_log2, dropout, block + warp_key / 8, first_query);
             } else {
-                slopes_of_columns<M, STEP, DROPS, false>(p, dp, facts_here, seen_here, first_bit,
-                                                         s.scale_log2, dropout, block + warp_key / 8,
-                                                         first_query);
+                slopes_of_columns<M, STEP, DROPS>(p, dp, facts_here, SeenWhole(), s.scale_log2, dropout,
+                                                  block + warp_key / 8, first_query);
             }
             Mma::template multiply_weights<M, STEP>(dv, p, turned_at + to_slopes + at);
             Mma::template multiply_weights<M, STEP>(dk, dp, turned_at + at);

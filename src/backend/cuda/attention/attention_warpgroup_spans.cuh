@@ -147,25 +147,33 @@ template <typename T> DEVICE void multiply_rows(float c[8][4], const void *a, co
 
 /* ---- results ---- */
 
-/* 16 rows of a span, times the factors of rows g and g + 8, to rows `first` on of a head of so many. Of a box
- * that the group is done with, 16 rows are the warp's: they turn what it has into vectors. at[k] is where
- * columns 16·k on are found by load_matrices. */
+/* 16 rows of a span, times the factors of rows g and g + 8, into the warp's 16 rows of a box that the group
+ * is done with. Where columns 16·k on are found by load_matrices, at[k], may be asked for. */
 template <typename T>
-DEVICE void store_through_box(unsigned at[4], char *box, T *head, int64_t stride, int first, int n_rows,
-                              const Self &me, const float factor[2], const float d[8][4]) {
+DEVICE void put_in_box(char *box, const Self &me, const float factor[2], const float d[8][4],
+                       unsigned *at = NULL) {
     int row = me.lane / 8 % 2 * 8 + me.lane % 8;
     box += me.warp * 16 * 128;
 #    pragma unroll
     for (int k = 0; k < 4; k++) {
-        unsigned word[4];
-        at[k] = shared_address(box) + (unsigned)(row * 128 + ((2 * k + me.lane / 16) ^ row % 8) * 16);
+        unsigned word[4],
+            here = shared_address(box) + (unsigned)(row * 128 + ((2 * k + me.lane / 16) ^ row % 8) * 16);
 #    pragma unroll
         for (int j = 0; j < 4; j++) {
             const float *pair = d[2 * k + j / 2] + j % 2 * 2;
             word[j] = pair_of_floats(pair[0] * factor[j % 2], pair[1] * factor[j % 2], T());
         }
-        store_matrices(at[k], word);
+        store_matrices(here, word);
+        if (at) at[k] = here;
     }
+}
+
+/* And from there, turned into vectors, to rows `first` on of a head of so many. */
+template <typename T>
+DEVICE void store_through_box(unsigned at[4], char *box, T *head, int64_t stride, int first, int n_rows,
+                              const Self &me, const float factor[2], const float d[8][4]) {
+    put_in_box<T>(box, me, factor, d, at);
+    box += me.warp * 16 * 128;
     __syncwarp();
 #    pragma unroll
     for (int i = 0; i < 4; i++) {

@@ -11,7 +11,12 @@
  * The kernels are persistent: rows of a window are a few steps, in which a block would not even have begun.
  * As many blocks as there is room for take one item after the other, in the order of the items, each when it
  * is through with one (a ticket says which); the producer is as far ahead as there is room for steps, in the
- * next item if need be. Who computes an item does not matter to its bits.
+ * next item if need be. Who computes an item does not matter to its bits. Results leave by TMA, out of the
+ * item's rows, while the next item is computed.
+ *
+ * Of a step that is seen in part, what is seen is a word of 64 keys for each query. Where it depends on the
+ * distance from query to key alone (dense, windows, strides; no documents), all of a tile's words are parts
+ * of one string of 127 bits, its band.
  *
  * Who waits for whom: rows_full and full, for copies and what the producer wrote before; rows_empty and
  * empty, for both groups, those too that a step is nothing to. */
@@ -22,6 +27,7 @@
 #include "backend/cuda/attention/attention_walk.cuh"
 #include "backend/cuda/attention/attention_warpgroup_spans.cuh"
 #include "backend/cuda/attention_items/attention_items.h"
+#include "backend/cuda/runtime/pdl.cuh"
 #include "backend/cuda/sparse/sparse_split.h"
 
 static_assert((int)SPAN == (int)ATTENTION_BLOCK, "a block of the list is what a group multiplies");
@@ -43,6 +49,7 @@ typedef struct {
     int apart; /* the two of an item (sparse_split.h) */
     int n_pairs, n_heads, n_items;
     bool from_last;   /* the last rows come first: those that have most to do */
+    bool has_bands;   /* what is seen of a tile is its band */
     unsigned *ticket; /* items that were asked for beside every block's first one; 0 before and after */
 } Items;
 
@@ -63,11 +70,19 @@ template <int HS> struct Boxes {
     char box[N][SPAN_BYTES];
 };
 
-/* What both kernels of the backward are told. */
+/* Bit x of a tile's band: is a key seen that is 63 - x before a query, counted from the tile's first ones?
+ * Query i sees key j by bit 63 - i + j. */
 typedef struct {
-    CUtensorMap qkv, dy; /* in boxes of SPAN rows and SIZE channels */
-    const RowFacts *facts;
-    void *dqkv;
+    alignas(16) uint64_t word[3]; /* the last one is 0 */
+} Band;
+
+/* What both kernels of the backward are told. The kernel of the queries finds the facts of rows, for
+ * others, too. */
+typedef struct {
+    CUtensorMap qkv, y, dy; /* in boxes of SPAN rows and SIZE channels */
+    CUtensorMap dqkv;       /* in boxes of 16 rows */
+    const float *lse;
+    RowFacts *facts;
     Items items;
     ListWalk walk;
 } BackwardCall;
@@ -102,7 +117,10 @@ DEVICE void produce_items(const Items &items, SHARED &shared, const PRODUCE &pro
         __syncwarp(); /* none may still wait when the barrier is two turns ahead */
         if (lane == 0) shared.place[turn] = place;
         if (place.b < 0) {
-            if (lane == 0) mbarrier_arrive(&shared.rows_full[turn]);
+            if (lane == 0) {
+                mbarrier_arrive(&shared.rows_full[turn]);
+                if constexpr (SHARED::FACT_WARPS > 0) mbarrier_arrive(&shared.slopes_full[turn]);
+            }
             return;
         }
         if (lane == 0) asked = (int)atomicAdd(items.ticket, 1u);
@@ -112,26 +130,42 @@ DEVICE void produce_items(const Items &items, SHARED &shared, const PRODUCE &pro
     }
 }
 
-/* By a group: compute(place, turn, n), which returns one behind the number of its last step, and may leave
- * results in the item's rows. */
+/* The rows out of which an item's results are copied are free when that is done; `stored` says which, or -1.
+ * To be called before a warp stores the next ones, and where there is time. */
+template <typename SHARED> DEVICE void free_rows(SHARED &shared, int &stored) {
+    if (stored < 0) return;
+    if (threadIdx.x % WARP == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+    __syncwarp();
+    mbarrier_arrive(&shared.rows_empty[stored]);
+    stored = -1;
+}
+
+/* By a group: compute(place, k, n, stored) of the k-th item, whose turn is k % ITEMS; it returns one behind
+ * the number of its last step, leaves results in the item's rows and has them copied. */
 template <typename SHARED, typename COMPUTE>
 DEVICE void compute_items(SHARED &shared, const COMPUTE &compute) {
+    int stored = -1;
 #    pragma unroll 1
     for (int k = 0, n = 0;; k++) {
         int turn = k % ITEMS;
         mbarrier_wait(&shared.rows_full[turn], k / ITEMS & 1);
         const ItemPlace place = shared.place[turn];
-        if (place.b < 0) return;
-        n = compute(place, turn, n);
-        fence_async_proxy(); /* copies write there again */
-        mbarrier_arrive(&shared.rows_empty[turn]);
+        if (place.b < 0) break;
+        n = compute(place, k, n, stored);
+        stored = turn;
     }
+    free_rows(shared, stored); /* a block stays until its memory is read */
 }
 
 template <typename SHARED> DEVICE void init_item_barriers(SHARED &shared, int n_full) {
+    if constexpr (SHARED::FACT_WARPS > 0) mbarrier_init_warps(&shared.outputs_empty, SHARED::FACT_WARPS);
     for (int i = 0; i < ITEMS; i++) {
         mbarrier_init(&shared.rows_full[i], 1);
         mbarrier_init_warps(&shared.rows_empty[i], ITEM_WARPS);
+        if constexpr (SHARED::FACT_WARPS > 0) {
+            mbarrier_init(&shared.slopes_full[i], 1);
+            mbarrier_init_warps(&shared.facts_full[i], SHARED::FACT_WARPS);
+        }
     }
     for (int i = 0; i < (int)(sizeof shared.full / sizeof shared.full[0]); i++) {
         mbarrier_init(&shared.full[i], n_full);
@@ -202,16 +236,38 @@ DEVICE bool next_step(ItemRow row[ITEM_GROUPS], int n_positions, ItemStep *step)
     return true;
 }
 
+/* By that warp, of a tile for each group. `distance` is from the tile's first key to its first query, of the
+ * first group, and `more` to that of the second one. The last query sees the first word, and one in front of
+ * them would see the second. */
+DEVICE void make_bands(Band band[ITEM_GROUPS], const WalkRows &r, int distance, int more) {
+    int lane = (int)threadIdx.x % WARP, g = lane / 2, in_front = lane % 2;
+    if (g >= ITEM_GROUPS) return;
+    int query = distance + g * more + (in_front ? -1 : SPAN - 1);
+    band[g].word[in_front] = pattern_bits(&r.pattern, query, 0, 0);
+    if (in_front) band[g].word[2] = 0;
+}
+
+/* So many bits of a band from bit `first` on. */
+template <int N> DEVICE void read_band(unsigned bits[N], const Band &band, int first) {
+    const unsigned *word = (const unsigned *)band.word + first / 32;
+#    pragma unroll
+    for (int i = 0; i < N; i++) bits[i] = __funnelshift_r(word[i], word[i + 1], (unsigned)first);
+}
+
+/* Of the thread's two queries, its first key being bit 0. */
+DEVICE void load_band(uint64_t mine[1][2], const Band &band, const Self &me) {
+#    pragma unroll
+    for (int i = 0; i < 2; i++) {
+        unsigned half[2];
+        read_band<2>(half, band, SPAN - 1 - (me.warp * 16 + i * 8 + me.lane / 4) + me.lane % 4 * 2);
+        mine[0][i] = (uint64_t)half[1] << 32 | half[0];
+    }
+}
+
 /* By that warp, of groups that see some of the step: of SPAN queries from `query` on, keys from `key` on. */
 DEVICE void make_seen(uint64_t seen[SPAN], const WalkRows &r, int b, int query, int key) {
 #    pragma unroll 1
     for (int i = (int)threadIdx.x % WARP; i < SPAN; i += WARP) seen[i] = walk_bits(r, b, query + i, key);
-}
-
-/* Of the thread's two queries, its first key being bit 0. */
-DEVICE void load_seen(uint64_t mine[1][2], const uint64_t seen[SPAN], const Self &me) {
-#    pragma unroll
-    for (int i = 0; i < 2; i++) mine[0][i] = seen[me.warp * 16 + i * 8 + me.lane / 4] >> (me.lane % 4 * 2);
 }
 
 /* SPAN rows of a head. By one thread. */
@@ -223,11 +279,11 @@ DEVICE void produce_boxes(Boxes<HS> &to, const CUtensorMap *map, int column, int
 }
 
 /* Of an item of queries, by the producer's warp: rows(g, block) loads those of a group, of rows_bytes in all;
- * then come keys and values, step by step, and lanes(at, step) is what every lane does for one of them.
- * Columns are those of a row of qkv. */
-template <int HS, int N_STEPS, typename CALL, typename SHARED, typename ROWS, typename LANES>
+ * then come keys, values and bands, step by step. STEP_ARRIVALS arrive at shared.full. Columns are those of a
+ * row of qkv. */
+template <int HS, int N_STEPS, typename CALL, typename SHARED, typename ROWS>
 DEVICE int produce_keys(const CALL &c, SHARED &shared, const ItemPlace &place, int turn, int n,
-                        unsigned rows_bytes, const ROWS &rows, const LANES &lanes) {
+                        unsigned rows_bytes, const ROWS &rows) {
     const TiledShape &s = c.walk.rows.queries;
     AttentionBlockList list = list_of_item(c.walk, place.b);
     int key_column = (s.n_heads + place.h / s.share) * HS, value_column = key_column + s.n_kv_heads * HS;
@@ -252,28 +308,36 @@ DEVICE int produce_keys(const CALL &c, SHARED &shared, const ItemPlace &place, i
             produce_boxes(shared.keys[at], &c.qkv, key_column, step.first, place.b, &shared.full[at]);
             produce_boxes(shared.values[at], &c.qkv, value_column, step.first, place.b, &shared.full[at]);
         }
-        lanes(at, step);
+        if (c.items.has_bands && (step.kind[0] == STEP_SOME || step.kind[1] == STEP_SOME))
+            make_bands(shared.band[at], c.walk.rows, place.block * SPAN - step.first, c.items.apart * SPAN);
+        mbarrier_arrive(&shared.full[at]);
     }
     return n;
 }
 
-/* What a block does: compute(me, place, turn, n) by its groups, with REGISTERS each, and produce(place, turn,
- * n) by the producer, whose group gives them theirs (0: they keep what the kernel begins with). n_full arrive
- * when a step is there. */
-template <int REGISTERS, int PRODUCER_REGISTERS, typename SHARED, typename COMPUTE, typename PRODUCE>
+/* What a block does: compute(me, place, k, n, stored) by its groups, with REGISTERS each, and
+ * produce(place, turn, n) by the producer, whose group gives them theirs (0: they keep what the kernel begins
+ * with). n_full arrive when a step is there. find(g) is done by another warp for each group, where there are
+ * FACT_WARPS. */
+template <int REGISTERS, int PRODUCER_REGISTERS, typename SHARED, typename COMPUTE, typename PRODUCE,
+          typename FIND>
 DEVICE void run_items(const Items &items, SHARED &shared, int n_full, const COMPUTE &compute,
-                      const PRODUCE &produce) {
+                      const PRODUCE &produce, const FIND &find) {
     const Self me = self_of(warp_of_block());
     if (threadIdx.x == 0) init_item_barriers(shared, n_full);
     __syncthreads();
+    wait_for_predecessor();
+    let_successor_start(); /* it waits, too, and has no room before this one's blocks end */
     if (me.group < ITEM_GROUPS) {
         if constexpr (REGISTERS > 0) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
-        compute_items(shared,
-                      [&](const ItemPlace &place, int turn, int n) { return compute(me, place, turn, n); });
+        compute_items(shared, [&](const ItemPlace &place, int k, int n, int &stored) {
+            return compute(me, place, k, n, stored);
+        });
     } else {
         if constexpr (REGISTERS > 0)
             asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
         if (me.warp == 0) produce_items(items, shared, produce);
+        else if (me.warp <= SHARED::FACT_WARPS) find(me.warp - 1);
     }
 }
 
@@ -313,23 +377,54 @@ template <typename T> DEVICE void narrow(unsigned kept[4][4], const float p[8][4
     }
 }
 
-/* The group's rows to where they belong, by way of boxes that all of its warps are done with; rows g of each
- * 16 times factor[0], rows g+8 times factor[1]. */
+/* A warp's 16 rows from a box to where they belong; rows beyond the sequence are not written. By one
+ * thread. */
+DEVICE void copy_box_rows(const CUtensorMap *map, const void *from, int column, int row, int sequence) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(map),
+        "r"(column), "r"(row), "r"(sequence), "r"(shared_address(from))
+        : "memory");
+}
+
+/* A group's results into boxes that all of its warps are done with; rows g of each 16 times factor[0], rows
+ * g+8 times factor[1]. */
 template <typename T, int HS>
-DEVICE void store_boxes(Boxes<HS> &by, const float d[HS / 8][4], const float factor[2], T *head,
-                        int64_t stride, int first, int n_rows, const Self &me) {
-    unsigned unused[4];
+DEVICE void put_in_boxes(Boxes<HS> &to, const float d[HS / 8][4], const float factor[2], const Self &me) {
+#    pragma unroll
+    for (int i = 0; i < Boxes<HS>::N; i++) put_in_box<T>(to.box[i], me, factor, d + i * 8);
+}
+/* From there to rows `first` on. By one thread of each warp, behind fence_async_proxy and __syncwarp. */
+template <int HS>
+DEVICE void copy_boxes(const CUtensorMap *map, const Boxes<HS> &from, int column, int first, int b,
+                       const Self &me) {
+    enum { WARP_ROWS = SPAN / GROUP_WARPS };
 #    pragma unroll
     for (int i = 0; i < Boxes<HS>::N; i++)
-        store_through_box(unused, by.box[i], head + i * SIZE, stride, first + me.warp * 16, n_rows, me,
-                          factor, d + i * 8);
+        copy_box_rows(map, from.box[i] + me.warp * WARP_ROWS * SIZE * 2, column + i * SIZE,
+                      first + me.warp * WARP_ROWS, b);
+}
+DEVICE void commit_copies(void) {
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+/* Both. The rows are on their way when it returns. */
+template <typename T, int HS>
+DEVICE void store_boxes(Boxes<HS> &by, const float d[HS / 8][4], const float factor[2],
+                        const CUtensorMap *map, int column, int first, int b, const Self &me) {
+    put_in_boxes<T, HS>(by, d, factor, me);
+    fence_async_proxy();
+    __syncwarp();
+    if (me.lane == 0) {
+        copy_boxes<HS>(map, by, column, first, b, me);
+        commit_copies();
+    }
 }
 
 #endif
 
 /* ---- on the host's side ---- */
 
-/* The parts of the backward; the facts of rows are there. */
+/* The parts of the backward, one after the other: the first one finds the facts of rows. */
 Status attention_items_queries(const CudaContext *context, const AttentionShape *shape,
                                const AttentionMemory *memory, const AttentionLists *lists, Error *error);
 Status attention_items_keys(const CudaContext *context, const AttentionShape *shape,
@@ -339,8 +434,9 @@ Status attention_items_keys(const CudaContext *context, const AttentionShape *sh
 /* Of blocks that are `apart`: within each 2·apart, the first half with the second. What is left at the end
  * has no partner, or one that is not there. n_skipped blocks, the first ones, have no item; n_heads of a
  * sequence. */
-static inline Items items_of(const CudaContext *context, const AttentionShape *s,
-                             const AttentionPattern *pattern, int n_heads, int n_skipped, bool from_last) {
+static inline Items items_of(const CudaContext *context, const AttentionShape *s, const AttentionMemory *m,
+                             int n_heads, int n_skipped, bool from_last) {
+    const AttentionPattern *pattern = &m->pattern;
     Items items = {};
     int apart = sparse_blocks_apart(pattern, s->n_positions);
     items.n_blocks = (int)attention_n_blocks(s->n_positions) - n_skipped;
@@ -351,8 +447,18 @@ static inline Items items_of(const CudaContext *context, const AttentionShape *s
     items.n_pairs = items.n_blocks / (ITEM_GROUPS * apart) * apart + (rest < apart ? rest : apart);
     items.n_items = (int)(items.n_pairs * s->n_sequences * n_heads);
     items.from_last = from_last;
+    items.has_bands = !m->starts && (pattern->kind == PATTERN_DENSE || pattern->kind == PATTERN_WINDOW ||
+                                     pattern->kind == PATTERN_STRIDED);
     items.ticket = context->tickets;
     return items;
+}
+
+/* Rows of a head, as warps store them. */
+static inline bool map_warp_rows(CUtensorMap *map, const void *data, const AttentionShape *s, int64_t width) {
+    uint64_t size[3] = {(uint64_t)width, (uint64_t)s->n_positions, (uint64_t)s->n_sequences},
+             stride[2] = {(uint64_t)width * 2, (uint64_t)(width * s->n_positions) * 2};
+    uint32_t box[3] = {SIZE, SPAN / GROUP_WARPS, 1};
+    return cuda_tma_descriptor(map, data, 3, size, stride, box);
 }
 
 /* False: the driver cannot make the maps. */
@@ -360,11 +466,12 @@ static inline bool backward_call(BackwardCall *call, const CudaContext *context,
                                  const AttentionMemory *m, const AttentionLists *lists, int n_heads,
                                  int n_skipped, bool from_last) {
     *call = {};
-    call->facts = (const RowFacts *)m->scratch;
-    call->dqkv = m->dqkv;
-    call->items = items_of(context, s, &m->pattern, n_heads, n_skipped, from_last);
+    call->lse = m->lse;
+    call->facts = (RowFacts *)m->scratch;
+    call->items = items_of(context, s, m, n_heads, n_skipped, from_last);
     call->walk = list_walk(s, m, lists);
-    return map_heads(&call->qkv, m->qkv, s, s->width) && map_heads(&call->dy, m->dy, s, s->y_width);
+    return map_heads(&call->qkv, m->qkv, s, s->width) && map_heads(&call->y, m->y, s, s->y_width) &&
+           map_heads(&call->dy, m->dy, s, s->y_width) && map_warp_rows(&call->dqkv, m->dqkv, s, s->width);
 }
 
 /* So many blocks of threads a multiprocessor; call.items says how much there is to do. */
@@ -377,8 +484,7 @@ static cudaError_t launch_items(void (*kernel)(const Call), const CudaContext *c
     cudaError_t code =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
     if (code != cudaSuccess) return code;
-    kernel<<<(unsigned)n_blocks, ITEM_THREADS, shared_bytes, context->stream>>>(call);
-    return cudaGetLastError();
+    return launch_pdl(kernel, (unsigned)n_blocks, ITEM_THREADS, shared_bytes, context->stream, call);
 }
 
 #endif

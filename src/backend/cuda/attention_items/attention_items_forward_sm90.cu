@@ -17,16 +17,16 @@ enum { STEPS = 4 /* that there is room for */ };
 
 typedef struct {
     CUtensorMap qkv; /* in boxes of SPAN rows and SIZE channels */
-    void *y;
+    CUtensorMap y;   /* in boxes of 16 rows */
     float *lse;
     Items items;
-    bool produces_seen; /* what is seen of a step is made by the producer, not by the groups */
     ListWalk walk;
 } ForwardCall;
 
 template <int HS> struct ForwardShared {
+    enum { FACT_WARPS = 0 };
     alignas(1024) Boxes<HS> queries[ITEMS][ITEM_GROUPS], keys[STEPS], values[STEPS];
-    uint64_t seen[STEPS][ITEM_GROUPS][SPAN];
+    Band band[STEPS][ITEM_GROUPS];
     ItemPlace place[ITEMS];
     ItemStep step[STEPS];
     uint64_t rows_full[ITEMS], rows_empty[ITEMS], full[STEPS], empty[STEPS];
@@ -39,27 +39,18 @@ static_assert(2 * (sizeof(ForwardShared<64>) + 1024) <= 228 * 1024, "two blocks 
 template <int HS>
 DEVICE int produce_item(const ForwardCall &c, ForwardShared<HS> &shared, const ItemPlace &place, int turn,
                         int n) {
-    return produce_keys<HS, STEPS>(
-        c, shared, place, turn, n, ITEM_GROUPS * sizeof shared.queries[0][0],
-        [&](int g, int block) {
-            produce_boxes(shared.queries[turn][g], &c.qkv, place.h * HS, block * SPAN, place.b,
-                          &shared.rows_full[turn]);
-        },
-        [&](int at, const ItemStep &step) {
-#    pragma unroll
-            for (int g = 0; g < ITEM_GROUPS; g++)
-                if (step.kind[g] == STEP_SOME && c.produces_seen)
-                    make_seen(shared.seen[at][g], c.walk.rows, place.b,
-                              (place.block + g * c.items.apart) * SPAN, step.first);
-            mbarrier_arrive(&shared.full[at]);
-        });
+    return produce_keys<HS, STEPS>(c, shared, place, turn, n, ITEM_GROUPS * sizeof shared.queries[0][0],
+                                   [&](int g, int block) {
+                                       produce_boxes(shared.queries[turn][g], &c.qkv, place.h * HS,
+                                                     block * SPAN, place.b, &shared.rows_full[turn]);
+                                   });
 }
 
 /* The weights of a group's queries, their sums, and y without the factors. first_row is the thread's own. */
 template <typename T, int HS, bool DROPS>
 DEVICE int attend_steps(ForwardRows<HS, 1> &rows, const ForwardCall &c, ForwardShared<HS> &shared,
                         const Self &me, const Boxes<HS> &queries, int b, const Dropout &dropout,
-                        int first_row, int n) {
+                        int first_row, int n, int &stored) {
     bool is_last = false;
 #    pragma unroll 1
     for (; !is_last; n++) {
@@ -71,15 +62,16 @@ DEVICE int attend_steps(ForwardRows<HS, 1> &rows, const ForwardCall &c, ForwardS
             float p[1][8][4];
             unsigned kept[4][4];
             uint64_t seen[1][2] = {}; /* found while there are registers */
-            if (kind == STEP_SOME && !c.produces_seen) find_seen<1>(seen, c.walk.rows, b, first_row, first);
+            if (kind == STEP_SOME && !c.items.has_bands) find_seen<1>(seen, c.walk.rows, b, first_row, first);
             hold(p[0]);
             wgmma_fence();
             multiply_channels<T>(p[0], queries, shared.keys[at]);
             wgmma_commit();
+            free_rows(shared, stored);
             wgmma_wait<0>();
             hold(p[0]);
             if (kind == STEP_SOME) {
-                if (c.produces_seen) load_seen(seen, shared.seen[at][me.group], me);
+                if (c.items.has_bands) load_band(seen, shared.band[at][me.group], me);
                 hide_scores<1, 8>(p, seen);
             }
             soften<HS, 1, 8>(rows, p, c.walk.rows.queries.scale_log2);
@@ -99,6 +91,13 @@ DEVICE int attend_steps(ForwardRows<HS, 1> &rows, const ForwardCall &c, ForwardS
     return n;
 }
 
+/* The logarithm to base 2, by the hardware alone. */
+DEVICE float log2_fast(float x) {
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 /* `first` is the group's first row. */
 template <typename T, int HS>
 DEVICE void store_group(ForwardRows<HS, 1> &rows, const ForwardCall &c, Boxes<HS> &queries, const Self &me,
@@ -109,13 +108,12 @@ DEVICE void store_group(ForwardRows<HS, 1> &rows, const ForwardCall &c, Boxes<HS
     for (int i = 0; i < 2; i++) {
         int row = first + me.warp * 16 + me.lane / 4 + i * 8;
         float sum = row_sum(rows.sum[0][i]);
-        factor[i] = keep / sum;
+        factor[i] = __fdividef(keep, sum);
         if (me.lane % 4 == 0 && row < r.queries.n_positions)
-            lse[row] = (rows.max[0][i] * r.queries.scale_log2 + log2f(sum)) * LN_2;
+            lse[row] = (rows.max[0][i] * r.queries.scale_log2 + log2_fast(sum)) * LN_2;
     }
     group_sync(me);
-    store_boxes<T, HS>(queries, rows.y[0], factor, (T *)c.y + walk_y_at(r, place.b, place.h),
-                       r.queries.y_width, first, r.queries.n_positions, me);
+    store_boxes<T, HS>(queries, rows.y[0], factor, &c.y, place.h * HS, first, place.b, me);
 }
 
 #endif
@@ -130,19 +128,21 @@ static __global__ void __launch_bounds__(ITEM_THREADS, HS == SIZE && !DROPS ? 2 
     ForwardShared<HS> &shared = *(ForwardShared<HS> *)warpgroup_shared;
     run_items<IS_ONE_OF_TWO ? 96 : 0, 48>(
         c.items, shared, STEP_ARRIVALS,
-        [&](const Self &me, const ItemPlace &place, int turn, int n) {
+        [&](const Self &me, const ItemPlace &place, int k, int n, int &stored) {
             ForwardRows<HS, 1> rows;
             Dropout dropout = {};
-            int block = 0, first = (place.block + me.group * c.items.apart) * SPAN;
+            int turn = k % ITEMS, block = 0, first = (place.block + me.group * c.items.apart) * SPAN;
             if (DROPS) dropout = walk_dropout(c.walk.rows, place.b, place.h, &block);
             start_rows<HS, 1>(rows);
             n = attend_steps<T, HS, DROPS>(rows, c, shared, me, shared.queries[turn][me.group], place.b,
-                                           dropout, first + me.warp * 16 + me.lane / 4, n);
+                                           dropout, first + me.warp * 16 + me.lane / 4, n, stored);
+            free_rows(shared, stored);
             store_group<T, HS>(rows, c, shared.queries[turn][me.group], me, place, first,
                                DROPS ? dropout.scale : 1.0f);
             return n;
         },
-        [&](const ItemPlace &place, int turn, int n) { return produce_item<HS>(c, shared, place, turn, n); });
+        [&](const ItemPlace &place, int turn, int n) { return produce_item<HS>(c, shared, place, turn, n); },
+        [](int) {});
 #endif
 }
 
@@ -161,13 +161,11 @@ static cudaError_t launch(const CudaContext *context, const ForwardCall &c, bool
 Status attention_items_forward(const CudaContext *context, const AttentionShape *s, const AttentionMemory *m,
                                const AttentionLists *lists, Error *error) {
     ForwardCall c = {};
-    c.y = m->y, c.lse = m->lse;
-    c.items = items_of(context, s, &m->pattern, s->n_heads, 0, true);
+    c.lse = m->lse;
+    c.items = items_of(context, s, m, s->n_heads, 0, true);
     c.walk = list_walk(s, m, lists);
-    /* One tile of a row: it is done in time. Where most are seen in part, four warps are faster than one. */
-    c.produces_seen = !lists->blocks;
     cudaError_t code = cudaErrorNotSupported;
-    if (map_heads(&c.qkv, m->qkv, s, s->width)) {
+    if (map_heads(&c.qkv, m->qkv, s, s->width) && map_warp_rows(&c.y, m->y, s, s->y_width)) {
         FOR_SHORT_TYPE(s, T, {
             code = s->head_size == SIZE ? launch<T, SIZE>(context, c, s->threshold != 0)
                                         : launch<T, 2 * SIZE>(context, c, s->threshold != 0);

@@ -11,15 +11,15 @@
 #include "backend/cuda/attention/attention_walk_keys.cuh"
 #include "backend/cuda/attention_items/attention_items.cuh"
 
-enum { STEPS = 4 /* that there is room for; half as many of heads of 128 */ };
 enum { KEYS_ARRIVALS = STEP_ARRIVALS + WARP }; /* lanes have copies of their own, too */
 
 template <int HS> struct KeysShared {
-    enum { N_STEPS = STEPS * SIZE / HS };
+    enum { N_STEPS = HS == SIZE ? 8 : 2 /* that there is room for */, FACT_WARPS = 0 };
     alignas(1024) Boxes<HS> keys[ITEMS][ITEM_GROUPS], values[ITEMS][ITEM_GROUPS];
     Boxes<HS> queries[N_STEPS], slopes[N_STEPS];
     alignas(16) RowFacts facts[N_STEPS][SPAN];
-    alignas(16) uint64_t seen[N_STEPS][ITEM_GROUPS][SPAN]; /* of a query: the group's keys */
+    Band band[N_STEPS][ITEM_GROUPS];
+    alignas(16) uint64_t seen[N_STEPS][ITEM_GROUPS][SPAN]; /* of a query: the group's keys; without bands */
     ItemPlace place[ITEMS];
     ItemStep step[N_STEPS];
     uint64_t rows_full[ITEMS], rows_empty[ITEMS], full[N_STEPS], empty[N_STEPS];
@@ -49,9 +49,14 @@ DEVICE void produce_step(const BackwardCall &c, KeysShared<HS> &shared, const It
         cp_async8(shared_address(&shared.facts[at][i]), facts + step.first + i,
                   step.first + i < r.queries.n_positions);
     mbarrier_arrive_copied(&shared.full[at]);
+    if (c.items.has_bands) {
+        if (step.kind[0] == STEP_SOME || step.kind[1] == STEP_SOME)
+            make_bands(shared.band[at], r, step.first - first_key[0], first_key[0] - first_key[1]);
+    } else {
 #    pragma unroll
-    for (int g = 0; g < ITEM_GROUPS; g++) {
-        if (step.kind[g] == STEP_SOME) make_seen(shared.seen[at][g], r, b, step.first, first_key[g]);
+        for (int g = 0; g < ITEM_GROUPS; g++) {
+            if (step.kind[g] == STEP_SOME) make_seen(shared.seen[at][g], r, b, step.first, first_key[g]);
+        }
     }
     mbarrier_arrive(&shared.full[at]);
 }
@@ -99,10 +104,28 @@ DEVICE int produce_item(const BackwardCall &c, KeysShared<HS> &shared, const Ite
 
 /* ---- keys ---- */
 
+/* What slopes_of_columns asks of a tile with a band: of 66 bits, from that of the thread's first key and the
+ * last query on. */
+typedef struct BandOfColumns {
+    unsigned bits[3];
+
+    __device__ __forceinline__ void look(int) {}
+    __device__ __forceinline__ bool sees(int, int n, int i) const {
+        int bit = 57 + 8 * (i / 2 - n) - i % 2;
+        return bits[bit / 32] >> bit % 32 & 1u;
+    }
+} BandOfColumns;
+DEVICE BandOfColumns band_of_columns(const Band &band, int first_bit, const Self &me) {
+    BandOfColumns seen;
+    read_band<3>(seen.bits, band, 6 + first_bit - me.lane % 4 * 2);
+    return seen;
+}
+
 /* The gradients of a group's keys and values, without the factors. */
 template <typename T, int HS, bool DROPS>
 DEVICE int gradient_steps(float dk[HS / 8][4], float dv[HS / 8][4], const BackwardCall &c,
-                          KeysShared<HS> &shared, const Self &me, int turn, const ItemPlace &place, int n) {
+                          KeysShared<HS> &shared, const Self &me, int turn, const ItemPlace &place, int n,
+                          int &stored) {
     enum { N_STEPS = KeysShared<HS>::N_STEPS };
     const Boxes<HS> &keys = shared.keys[turn][me.group], &values = shared.values[turn][me.group];
     float scale_log2 = c.walk.rows.queries.scale_log2;
@@ -126,16 +149,22 @@ DEVICE int gradient_steps(float dk[HS / 8][4], float dv[HS / 8][4], const Backwa
             multiply_channels<T>(p[0], keys, shared.queries[at]);
             multiply_channels<T>(dp[0], values, shared.slopes[at]);
             wgmma_commit();
+            free_rows(shared, stored);
             if (DROPS) dropout = walk_dropout(c.walk.rows, place.b, shared.step[at].h, &unused);
             wgmma_wait<0>();
             hold(p[0]);
             hold(dp[0]);
-            if (kind == STEP_SOME)
-                slopes_of_columns<1, 8, DROPS, true>(p, dp, shared.facts[at], shared.seen[at][me.group],
-                                                     first_bit, scale_log2, dropout, block, first);
+            if (kind == STEP_ALL)
+                slopes_of_columns<1, 8, DROPS>(p, dp, shared.facts[at], SeenWhole(), scale_log2, dropout,
+                                               block, first);
+            else if (c.items.has_bands)
+                slopes_of_columns<1, 8, DROPS>(p, dp, shared.facts[at],
+                                               band_of_columns(shared.band[at][me.group], first_bit, me),
+                                               scale_log2, dropout, block, first);
             else
-                slopes_of_columns<1, 8, DROPS, false>(p, dp, shared.facts[at], NULL, first_bit, scale_log2,
-                                                      dropout, block, first);
+                slopes_of_columns<1, 8, DROPS>(p, dp, shared.facts[at],
+                                               SeenWords{shared.seen[at][me.group], first_bit}, scale_log2,
+                                               dropout, block, first);
             narrow<T>(kept, p[0]);
             narrow<T>(slope, dp[0]);
             hold(kept);
@@ -159,20 +188,27 @@ DEVICE int gradient_steps(float dk[HS / 8][4], float dv[HS / 8][4], const Backwa
 
 template <typename T, int HS, bool DROPS>
 DEVICE int compute_item(const BackwardCall &c, KeysShared<HS> &shared, const Self &me, const ItemPlace &place,
-                        int turn, int n) {
+                        int k, int n, int &stored) {
     const WalkRows &r = c.walk.rows;
     float dk[1][HS / 8][4], dv[1][HS / 8][4], keep = DROPS ? random_dropout_scale(r.queries.threshold) : 1.0f;
     const float key_factor[2] = {r.queries.scale, r.queries.scale}, value_factor[2] = {keep, keep};
-    int first = (place.block + me.group * c.items.apart) * SPAN;
-    T *key = (T *)c.dqkv + walk_key_at(r, place.b, place.h);
+    int turn = k % ITEMS, first = (place.block + me.group * c.items.apart) * SPAN;
+    int key_column = (r.queries.n_heads + place.h) * HS;
     clear<1, HS / 8>(dk);
     clear<1, HS / 8>(dv);
-    n = gradient_steps<T, HS, DROPS>(dk[0], dv[0], c, shared, me, turn, place, n);
+    n = gradient_steps<T, HS, DROPS>(dk[0], dv[0], c, shared, me, turn, place, n, stored);
+    free_rows(shared, stored);
     group_sync(me);
-    store_boxes<T, HS>(shared.keys[turn][me.group], dk[0], key_factor, key, r.keys.width, first,
-                       r.keys.n_positions, me);
-    store_boxes<T, HS>(shared.values[turn][me.group], dv[0], value_factor, key + walk_to_value(r),
-                       r.keys.width, first, r.keys.n_positions, me);
+    put_in_boxes<T, HS>(shared.keys[turn][me.group], dk[0], key_factor, me);
+    put_in_boxes<T, HS>(shared.values[turn][me.group], dv[0], value_factor, me);
+    fence_async_proxy();
+    __syncwarp();
+    if (me.lane == 0) {
+        copy_boxes<HS>(&c.dqkv, shared.keys[turn][me.group], key_column, first, place.b, me);
+        copy_boxes<HS>(&c.dqkv, shared.values[turn][me.group], key_column + r.queries.n_kv_heads * HS, first,
+                       place.b, me);
+        commit_copies();
+    }
     return n;
 }
 
@@ -186,10 +222,11 @@ static __global__ void __launch_bounds__(ITEM_THREADS, 1)
     KeysShared<HS> &shared = *(KeysShared<HS> *)warpgroup_shared;
     run_items<224, 56>(
         c.items, shared, KEYS_ARRIVALS,
-        [&](const Self &me, const ItemPlace &place, int turn, int n) {
-            return compute_item<T, HS, DROPS>(c, shared, me, place, turn, n);
+        [&](const Self &me, const ItemPlace &place, int k, int n, int &stored) {
+            return compute_item<T, HS, DROPS>(c, shared, me, place, k, n, stored);
         },
-        [&](const ItemPlace &place, int turn, int n) { return produce_item<HS>(c, shared, place, turn, n); });
+        [&](const ItemPlace &place, int turn, int n) { return produce_item<HS>(c, shared, place, turn, n); },
+        [](int) {});
 #endif
 }
 

@@ -62,12 +62,14 @@ bool cuda_attention_by_items(const CudaTraits *gpu, const AttentionShape *s) {
 }
 
 /* Where cuDNN would be slower. The forward wants an item for every multiprocessor: its last bits depend on
- * how many sequences and heads there are. */
+ * how many sequences and heads there are. Of heads of 128 it is cuDNN's, and the backward of long sequences,
+ * or with sums in any order. */
 static bool items_are_faster(const CudaTraits *gpu, const AttentionShape *s, bool backward) {
-    enum { ITEM_ROWS = 128 };
+    enum { ITEM_ROWS = 128, LONG = 8192 };
     int64_t n_items = (s->n_positions + ITEM_ROWS - 1) / ITEM_ROWS * s->n_sequences * s->n_heads;
-    return cuda_attention_by_items(gpu, s) && s->head_size == 64 &&
-           (backward || n_items >= gpu->n_processors);
+    if (!cuda_attention_by_items(gpu, s)) return false;
+    if (s->head_size != 64) return backward && s->n_positions <= LONG && !gpu->settings.any_order;
+    return backward || n_items >= gpu->n_processors;
 }
 
 /* ---- cuDNN's ---- */
