@@ -33,6 +33,7 @@ static void take_front(const FoundLayouts *found, PlanTuning *tuning) {
 
 static Status plan_one(PlanRun *one, TunedLayout *found, Error *error) {
     PlanFigures figures;
+    one->is_brief = true;
     TRY(plan_layout_apply(one, &found->layout, error));
     TRY(plan_figures(one, &figures, error));
     double waited = 0.0;

@@ -19,6 +19,14 @@ for key in schedule zero recompute hosts busiest_stage phase_bounds links watts;
     tail -n 1 out | grep -q "\"$key\":" || fail "no $key in $(tail -n 1 out)"
 done
 cp out first
+pgpt plan --model mini --machine a100 --gpus 8 --pp 2 --tp 2 --batch 8 --micro-batch 1 --json
+for words in '^memory .* frames +state ' '^0 x1 .* 2 x ' '^together ' 'critical path: forward .* on stage [01]$' \
+    'inside a host: .* of a rank, .* of all$'; do
+    grep -Eq "$words" out || fail "no '$words' in $(cat out)"
+done
+[[ $(tail -n 1 out | field total_bytes) == \
+    $(tail -n 1 out | grep -o '"peak_bytes":[0-9]*,"flops"' | grep -o '[0-9]*' | awk '{ sum += $1 } END { printf "%.0f", sum }') ]] ||
+    fail "not the sum of all ranks: $(tail -n 1 out)"
 pgpt plan --model mini --machine cpu --gpus 2 --tokens 1e6 --json
 cmp -s out first || fail "two plans of the same differ"
 
