@@ -36,7 +36,7 @@ const OptionSpec plan_option_specs[] = {
     OPTION_BOOL(
         "tune", PlanOptions, tune, false,
         "search dp, tp, cp, ep, pp, chunks, schedule, ZeRO, micro-batch and recompute for the fastest "
-        "layouts that fit; what is given is kept",
+        "layouts that fit, on as many of --gpus as are fastest; what is given is kept",
         .flags = OPTION_TRANSIENT),
     OPTION_INT("measure", PlanOptions, n_measured, 0, 0, 10,
                "of --tune: run so many of the best for a few steps, here, and compare",

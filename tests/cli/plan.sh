@@ -178,12 +178,21 @@ best=$(tuned --machine box.ini)
 words=$(tail -n 1 out | grep -o '"best":\[{[^}]*}' | field train | sed 's/.*pgpt train//; s/--device cuda//')
 (($(grep -Ec '^[0-9]+ layouts in|pgpt train --model mini' out) >= 11)) || fail "$(cat out)"
 # shellcheck disable=SC2086 # several words
-pgpt plan --machine box.ini --gpus 4 $words --json
+pgpt plan --machine box.ini $words --json
 near 1e-9 "$(tail -n 1 out | field step_ms)" "$best"
 for more in tflops-16=200 memory-gbs=1000 memory-gib=4 inside-gbs=20 links=2 between-gbs=2 launch-us=1; do
     sed "s/^${more%=*} = .*/${more%=*} = ${more#*=}/" box.ini >more.ini
     awk "BEGIN { exit !($(tuned --machine more.ini) <= $best) }" || fail "$more makes it slower than $best"
 done
+# Devices are a resource, too: where all of them are slower than some, some are left out, and it is said.
+last=
+for n in 1 2 3 4 5 7 8 16; do
+    seconds=$(pgpt plan --model mini --batch 16 --gpus $n --tune --machine box.ini --json && tail -n 1 out |
+        grep -o '"best":\[{[^}]*}' | field step_ms)
+    [[ -z $last ]] || awk "BEGIN { exit !($seconds <= $last * 1.000001) }" || fail "$n devices: $seconds ms, fewer: $last ms"
+    last=$seconds
+done
+grep -Eq '^ +1 .* with [1-8] of 16 devices' out && grep -Eq '^ 1  (mpirun -n [2-8] )?pgpt train' out || fail "$(cat out)"
 pgpt plan --model mini --batch 16 --gpus 4 --tune --machine box.ini --tp 2 --zero 1 --json
 [[ $(tail -n 1 out | grep -o '"best":.*' | grep -o '"tp":[0-9]*' | sort -u) == '"tp":2' ]] || fail "not the --tp that was given"
 # What is given of stages is kept, and in the line.
@@ -193,7 +202,7 @@ for given in '--stages 4,2' '--recompute-stages 0,2'; do
     words=$(tail -n 1 out | grep -o '"best":\[{[^}]*}' | field train | sed 's/.*pgpt train//; s/--device cuda//')
     [[ $words == *"$given"* ]] || fail "$words"
     # shellcheck disable=SC2086
-    pgpt plan --machine box.ini --gpus 4 $words --json
+    pgpt plan --machine box.ini $words --json
     near 1e-9 "$(tail -n 1 out | field step_ms)" "$best"
 done
 # Where memory is short and the vocabulary large, stages are uneven and the ends of a pipeline share a table: all that the best
