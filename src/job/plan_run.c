@@ -275,8 +275,8 @@ Status plan_run_open(PlanRun *plan, int n_words, char *const *words, Error *erro
     Arena arena = {0};
     char **all = ARENA_ARRAY(&arena, char *, n_words + 3);
     int n = 0;
-    all[n++] = arena_strdup(&arena, "--print-mesh");
-    if (asks_in_general(n_words, words)) { /* the user's --model comes later, and wins */
+    all[n++] = arena_strdup(&arena, "--print-mesh=true"); /* not a switch that a word may stand behind */
+    if (asks_in_general(n_words, words)) {                /* the user's --model comes later, and wins */
         all[n++] = arena_strdup(&arena, "--model");
         all[n++] = arena_strdup(&arena, GENERAL_MODEL);
     }

@@ -86,6 +86,13 @@ refused '/poor.ini:1: unknown option speed; docs.PLAN.md lists them/' plan --mac
 printf 'tflops-32 = 1\nmemory-gbs = 10\nmemory-gib = 1\ndevices = 4\ninside-gbs = 1\nhosts = 2\nbetween-gbs = 1\ndevice = cuda:a100\n' >small.ini
 sed 's/^memory-gbs.*/memory-gbs = 1e-300/' small.ini >slow.ini
 refused '/whose memory carries nothing/' plan --machine slow.ini
+for words in 'tflops-16 = 1e-300' 'inside-gbs = 1e-20' 'gemm-efficiency = 1e-12' 'message-samples = all-reduce:4,2=1' \
+    'message-samples = all-rduce:4,2,65536=1'; do
+    { grep -v "^${words%% *} =" small.ini; echo "$words"; } >odd.ini
+    refused "/machine odd.ini: .*${words%% *}/" plan --machine odd.ini
+done
+refused '/(2 hosts of 4)/' plan --machine small.ini --gpus 12
+refused "/unexpected word 'gpt2'; a config file's name ends in .ini/" plan gpt2
 sed '$a dtype = f99' small.ini >kind.ini
 refused '/machine kind.ini: .*f99/' plan --machine kind.ini
 sed '$a samples = linear:1,2=fast' small.ini >fast.ini
