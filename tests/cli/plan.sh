@@ -253,6 +253,10 @@ refused '/--budget names the devices .* leave out --gpus/' plan --budget '8 H200
 refused '/--budget finds the model; leave out --model/' plan --budget '8 H200, 3 days' --model gpt2
 pgpt plan --budget '2 x H200, 5 Hours' --sequence 512 --json
 [[ $(tail -n 1 out | field devices) == 2 && $(tail -n 1 out | field seconds) == 18000.0 ]] || fail "$(tail -n 1 out)"
+for text in '2 H200s, 300 minutes' '2xH200 for 5h'; do
+    pgpt plan --budget "$text" --sequence 512 --json
+    [[ $(tail -n 1 out | field devices) == 2 && $(tail -n 1 out | field seconds) == 18000.0 ]] || fail "$text: $(tail -n 1 out)"
+done
 refused "/--budget '8 H200, 3 moons': write devices/" plan --budget '8 H200, 3 moons'
 refused "/no machine 'h900'/" plan --budget '8 H900, 3 days'
 if is_long; then

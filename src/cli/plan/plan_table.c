@@ -288,9 +288,12 @@ Status plan_table(PlanRun *plan, Error *error) {
 static Rung shape_for(double n_parameters, double vocabulary) {
     double ratio = fmin(fmax(64.0 * pow(n_parameters / 1e9, 0.12), 48.0), 200.0), channels = 128.0,
            layers = 1.0;
-    for (int i = 1; i <= 512; i++) {
-        double C = 128.0 * i, L = fmax(1.0, round(C / ratio));
-        if (parameters_of(L, C, vocabulary) > n_parameters * 1.02) break;
+    double least = INFINITY;
+    for (double C = 64.0; C <= 65536.0; C += C < 2048.0 ? 64.0 : 128.0) { /* whole heads */
+        double L = fmax(1.0, round(C / ratio));
+        double apart = fabs(log(parameters_of(L, C, vocabulary) / n_parameters));
+        if (apart >= least) continue;
+        least = apart;
         channels = C;
         layers = L;
     }
