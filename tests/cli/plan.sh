@@ -240,6 +240,9 @@ pgpt plan --table links --model nano --machine ethernet --gpus 4 --batch 8
 (($(grep -Ec '^ +[1248] ' out) == 4)) || fail "not a line for 1, 2, 4 and 8 links: $(cat out)"
 pgpt plan --table links --model nano --machine ethernet --gpus 2 --batch 8 --json
 (($(tail -n 1 out | grep -o '"best_step_ms"' | wc -l) == 4)) || fail "$(tail -n 1 out)"
+# More links are never slower; the quick search of --layout auto had 6.5 s for two and 5.9 s for one.
+pgpt plan --table links --model gpt2 --machine ethernet --gpus 4 --batch 16 --json
+tail -n 1 out | grep -o '"best_step_ms":[0-9.e+]*' | sed 's/.*://' | sort -c -g -r || fail "more links are slower: $(cat out)"
 refused '/--table links is about what hosts send each other/' plan --table links --model nano --machine a100 --gpus 8 --batch 8
 pgpt plan --budget '2 H200, 5 hours' --sequence 512
 grep -Eq '^2 x H200-SXM-141GB for 5h00m: .* parameters on .* tokens' out || fail "$(cat out)"
