@@ -348,7 +348,14 @@ static void derive(PlanRun *plan, PlanFigures *figures) {
     figures->run_seconds = figures->n_run_tokens / figures->tokens_per_s;
     figures->joules = machine->device.watts * n_ranks * figures->run_seconds;
     figures->usable = (uint64_t)(machine->device.memory_gib * 1073741824.0);
-    figures->fits = figures->rank[figures->most].total <= figures->usable;
+    for (int i = 0; i < figures->n_ranks_built; i++)
+        if (figures->host_needed < figures->rank[i].host) figures->host_needed = figures->rank[i].host;
+    if (figures->host_needed && machine_is_gpu(machine) && machine->host.host_memory_gib > 0.0) {
+        figures->host_needed *= (uint64_t)machine_ranks_a_host(machine, (int64_t)n_ranks);
+        figures->host_usable = (uint64_t)(machine->host.host_memory_gib * 1073741824.0);
+    } else figures->host_needed = 0;
+    figures->fits =
+        figures->rank[figures->most].total <= figures->usable && figures->host_needed <= figures->host_usable;
 }
 
 uint64_t plan_bytes_without_samples(const PlanFigures *figures) {

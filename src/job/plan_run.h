@@ -75,7 +75,8 @@ typedef struct {
     int n_ranks_built;
     int most; /* the one that needs most memory */
     bool fits;
-    uint64_t usable; /* bytes of a device */
+    uint64_t usable;                   /* bytes of a device */
+    uint64_t host_needed, host_usable; /* of a host, where --offload keeps anything there; else 0 */
     StepTimes times;
     StepSchedule schedule;
     PlanSums sums;

@@ -43,7 +43,7 @@ static Status plan_one(PlanRun *one, TunedLayout *found, Error *error) {
     found->bytes = (double)figures.rank[figures.most].total;
     uint64_t without = plan_bytes_without_samples(&figures);
     bool may_not_sample = options_source(&one->train.options, "sample-tokens") < OPTION_FROM_RUN;
-    if (!figures.fits && without <= figures.usable && may_not_sample) {
+    if (found->bytes > (double)figures.usable && without <= figures.usable && may_not_sample) {
         found->layout.has_no_samples = true;
         found->bytes = (double)without;
     }
@@ -242,7 +242,7 @@ static Status tune_ranks(PlanRun *plan, const TuneOptions *options, FoundLayouts
  * Numbers that divide badly, or batches that are too small for all, can leave devices with less to do than they
  * cost: then the fastest layouts have fewer. Those of one host's cores are no devices of their own. */
 
-enum { MOST_FEWER = 64, MOST_WORSE = 3 };
+enum { MOST_FEWER = 64, MOST_WORSE = 2 };
 
 /* Seconds that a step on n devices takes at least: its arithmetic, at the best rate that there is. */
 static double least_seconds(const PlanRun *plan, int n) {

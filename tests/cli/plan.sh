@@ -230,6 +230,14 @@ pgpt plan "${whole[@]}" --tune
 grep -q 'pgpt train .* --zero 3 .*--sample-tokens 0 ' out || fail "$(cat out)"
 pgpt plan "${whole[@]}" --tune --sample-tokens 8
 ! grep -q -e '--sample-tokens 0' out || fail "$(cat out)"
+# What is offloaded must fit into the hosts, where their ranks share the memory.
+pgpt plan --machine h100 --print-machine
+sed 's/^host-memory-gib = .*/host-memory-gib = 16/' out >modest.ini
+pgpt plan --model gpt2-large --machine modest.ini --gpus 8 --batch 8 --offload optimizer --json
+grep -q 'IT DOES NOT FIT: .* missing in the memory of a host, which has 16.0 GiB; offload less' out || fail "$(cat out)"
+[[ $(tail -n 1 out | field fits) == false ]] || fail "$(tail -n 1 out)"
+pgpt plan --model gpt2-large --machine modest.ini --gpus 1 --batch 8 --offload optimizer --json
+[[ $(tail -n 1 out | field fits) == true ]] || fail "$(cat out)"
 # Where nobody says, a batch that micro-batches divide.
 pgpt plan --model gpt2-xl --machine h200 --json
 (($(tail -n 1 out | field batch) % 128 == 0)) || fail "$(tail -n 1 out)"

@@ -114,6 +114,12 @@ static void print_rank_memory(const RankFigures *rank) {
 static void print_misfit(const PlanFigures *figures) {
     const RankFigures *most = &figures->rank[figures->most];
     uint64_t without = plan_bytes_without_samples(figures);
+    if (figures->host_needed > figures->host_usable)
+        printf("IT DOES NOT FIT: %s are missing in the memory of a host, which has %s; offload less "
+               "(--offload-share), or into a file (:file=DIR)\n",
+               format_bytes(figures->host_needed - figures->host_usable).text,
+               format_bytes(figures->host_usable).text);
+    if (most->total <= figures->usable) return;
     printf("IT DOES NOT FIT: %s are missing on rank %d; ", format_bytes(most->total - figures->usable).text,
            most->rank);
     if (without <= figures->usable)
@@ -428,6 +434,8 @@ json_t *plan_json(const PlanRun *plan, const PlanFigures *figures) {
     json_object_set_new(object, "fits", json_boolean(figures->fits));
     set_bytes(object, "peak_bytes", figures->rank[figures->most].total);
     set_bytes(object, "usable_bytes", figures->usable);
+    set_bytes(object, "host_needed_bytes", figures->host_needed);
+    set_bytes(object, "host_usable_bytes", figures->host_usable);
     json_object_set_new(object, "step_ms", json_make_number(figures->times.seconds * 1e3));
     add_times(object, &figures->times);
     json_object_set_new(object, "tokens_per_s", json_make_number(figures->tokens_per_s));
