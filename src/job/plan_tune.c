@@ -315,7 +315,8 @@ static Status tune_fewer(PlanRun *plan, const TuneOptions *options, FoundLayouts
         tune_ranks(&one, options, &more, &other, &unheard);
         if (unheard.status == STATUS_FAILED) *error = unheard;
         bool is_better = unheard.status == STATUS_OK && other.best[0].seconds < so_far;
-        n_worse = is_better ? 0 : n_worse + 1;
+        if (is_better) n_worse = 0;
+        else n_worse += divides_well(list[i]); /* of the others every one is a case of its own */
         tuning->n_layouts += other.n_layouts;
         tuning->n_refused += other.n_refused;
         tuning->n_planned += other.n_planned;
