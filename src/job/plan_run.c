@@ -1,13 +1,11 @@
 /* The options of a planned run go the way of a run's, up to its mesh. From there on ranks are planned one
- * after the other, each on communicators that are only named (plan/planned_mesh.h).
- *
- * A job of few ranks is planned rank by rank. In a larger one ranks of a stage are alike but for what does
- * not divide, of which the first along an axis has most and the last least: both are planned. */
+ * after the other, each on communicators that are only named (plan/planned_mesh.h). */
 #include "job/plan_run.h"
 
 #include "base/text/plain.h"
 #include "comm/algo/algo.h"
 #include "device/device.h"
+#include "job/plan_ranks.h"
 #include "model/model_flops.h"
 #include "train/model_mesh.h"
 
@@ -15,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MANY = 1 << 30, MOST_RANKS = 1 << 20, FEW_RANKS = 16 };
+enum { MOST_RANKS = 1 << 20 };
 
 /* What tables and budgets take context and vocabulary from. */
 #define GENERAL_MODEL "gpt3-xl"
@@ -38,7 +36,7 @@ const OptionSpec plan_option_specs[] = {
     OPTION_BOOL(
         "tune", PlanOptions, tune, false,
         "search dp, tp, cp, ep, pp, chunks, schedule, ZeRO, micro-batch and recompute for the fastest "
-        "layouts that fit; what is given is kept",
+        "layouts that fit, on as many of --gpus as are fastest; what is given is kept",
         .flags = OPTION_TRANSIENT),
     OPTION_INT("measure", PlanOptions, n_measured, 0, 0, 10,
                "of --tune: run so many of the best for a few steps, here, and compare",
@@ -277,8 +275,8 @@ Status plan_run_open(PlanRun *plan, int n_words, char *const *words, Error *erro
     Arena arena = {0};
     char **all = ARENA_ARRAY(&arena, char *, n_words + 3);
     int n = 0;
-    all[n++] = arena_strdup(&arena, "--print-mesh");
-    if (asks_in_general(n_words, words)) { /* the user's --model comes later, and wins */
+    all[n++] = arena_strdup(&arena, "--print-mesh=true"); /* not a switch that a word may stand behind */
+    if (asks_in_general(n_words, words)) {                /* the user's --model comes later, and wins */
         all[n++] = arena_strdup(&arena, "--model");
         all[n++] = arena_strdup(&arena, GENERAL_MODEL);
     }
@@ -327,97 +325,6 @@ Status plan_visit_rank(PlanRun *plan, int rank, bool step_only, PlanVisit visit,
 
 /* ---- Figures */
 
-typedef struct {
-    PlanRun *plan;
-    PlanFigures *figures;
-    RankFigures *rank;
-    RankTimes *times; /* of its stage; NULL: not wanted */
-} Taking;
-
-static void take_workspace(const Program *program, RankFigures *rank) {
-    for (int i = 0; i < program->graph->n_nodes; i++) {
-        const Node *node = program->graph->node[i];
-        size_t n_bytes = node->scratch ? tensor_bytes(node->scratch) : 0;
-        if (rank->workspace < n_bytes) rank->workspace = n_bytes;
-        bool is_message = strncmp(node->op->name, "channel", 7) == 0 && !strstr(node->op->name, "wait") &&
-                          !strstr(node->op->name, "ahead");
-        if (is_message) rank->messages += tensor_bytes(node->n_inputs ? node->input[0] : node->output[0]);
-    }
-}
-
-static Status take_rank(void *context, const Trainer *trainer, Error *error) {
-    (void)error;
-    Taking *taking = context;
-    RankFigures *rank = taking->rank;
-    const Program *program = &trainer->step.program;
-    const MemoryPlan *plan = &program->plan;
-    Cost cost = program_cost(program);
-    for (int place = 0; place < N_PLACES; place++) rank->place[place] = plan_place_bytes(plan, (Place)place);
-    take_workspace(program, rank);
-    for (int place = 0; place < N_PLACES; place++) {
-        if (!place_is_beside((Place)place)) continue;
-        *(place_is_file((Place)place) ? &rank->file : &rank->host) += rank->place[place];
-    }
-    rank->evaluation = device_required_bytes(&trainer->memory) - plan_total_bytes(plan);
-    rank->samples = trainer_sampling_bytes(trainer);
-    rank->checkpoint = saver_planned_bytes(&trainer->saver);
-    rank->total = trainer_planned_bytes(trainer);
-    rank->flops = cost.flops;
-    rank->moved = cost.bytes;
-    rank->useful_flops = program_useful_flops(program);
-    rank->n_instructions = program->graph->n_nodes;
-    rank->sent = rank_sent(&taking->figures->links, program, &taking->plan->train.shape);
-    taking->figures->n_parameters = trainer->table.n_whole_elements;
-    StepSimulator simulator = {&taking->figures->speed, &taking->figures->links};
-    rank_speed_set_micro_batches(&taking->figures->speed, trainer->step.n_micro_batches);
-    if (taking->times) rank_times(&simulator, program, &taking->figures->arena, taking->times);
-    taking->figures->schedule.shape.n_micro_batches = (int)trainer->step.n_micro_batches;
-    return STATUS_OK;
-}
-
-/* Which ranks are planned: the first of each stage first, then those that may differ from it. */
-static int choose_ranks(const MeshShape *shape, int *ranks) {
-    int n_all = mesh_n_ranks(shape), n_stages = shape->size[AXIS_PP], a_stage = n_all / n_stages, n = 0;
-    for (int stage = 0; stage < n_stages; stage++) ranks[n++] = stage * a_stage;
-    if (n_all <= FEW_RANKS) {
-        for (int rank = 0; rank < n_all; rank++)
-            if (rank % a_stage) ranks[n++] = rank;
-        return n;
-    }
-    for (int end = 0; end < (n_stages > 1 ? 2 : 1); end++) {
-        for (int axis = AXIS_DP; axis < N_AXES; axis++) {
-            int coordinate[N_AXES] = {[AXIS_PP] = end ? n_stages - 1 : 0};
-            if (shape->size[axis] == 1) continue;
-            coordinate[axis] = shape->size[axis] - 1;
-            ranks[n++] = mesh_rank(shape, coordinate);
-        }
-    }
-    return n;
-}
-
-static Status plan_ranks(PlanRun *plan, PlanFigures *figures, RankTimes *times, Error *error) {
-    const MeshShape *shape = &plan->train.shape;
-    int n_stages = shape->size[AXIS_PP], a_stage = mesh_n_ranks(shape) / n_stages;
-    int *ranks = ARENA_ARRAY(&figures->arena, int, n_stages + FEW_RANKS + 2 * N_AXES);
-    figures->n_ranks_built = choose_ranks(shape, ranks);
-    figures->rank = ARENA_ARRAY(&figures->arena, RankFigures, figures->n_ranks_built);
-    for (int i = 0; i < figures->n_ranks_built; i++) {
-        RankFigures *rank = &figures->rank[i];
-        *rank = (RankFigures){.rank = ranks[i], .n_alike = 1};
-        mesh_coordinates(shape, ranks[i], rank->coordinate);
-        Taking taking = {plan, figures, rank, i < n_stages ? &times[i] : NULL};
-        TRY(plan_visit_rank(plan, ranks[i], false, take_rank, &taking, error));
-        if (figures->rank[figures->most].total < rank->total) figures->most = i;
-    }
-    for (int i = 0; i < n_stages; i++) { /* the first stands for those that were not planned */
-        int n_others = 0;
-        for (int k = n_stages; k < figures->n_ranks_built; k++)
-            n_others += figures->rank[k].coordinate[AXIS_PP] == i;
-        figures->rank[i].n_alike = a_stage - n_others;
-    }
-    return STATUS_OK;
-}
-
 static void derive(PlanRun *plan, PlanFigures *figures) {
     const TrainOptions *train = &plan->train.values.train;
     const Machine *machine = &plan->machine.machine;
@@ -429,10 +336,9 @@ static void derive(PlanRun *plan, PlanFigures *figures) {
     figures->standard_flops = model_flops_standard(
         model, train->batch, train->sequence,
         step_recomputed_part(train->recompute, train->recompute_blocks, n_chunks, model->n_layers));
-    for (int i = 0; i < figures->n_ranks_built; i++) {
-        figures->counted_flops += figures->rank[i].n_alike * figures->rank[i].flops;
-        figures->useful_flops += figures->rank[i].n_alike * figures->rank[i].useful_flops;
-    }
+    figures->sums = plan_sums(figures);
+    figures->counted_flops = figures->sums.flops;
+    figures->useful_flops = figures->sums.useful_flops;
     double peak = machine_peak_flops(machine, (PrecisionKind)train->precision, (int64_t)n_ranks);
     figures->mfu = figures->model_flops / seconds / n_ranks / peak;
     figures->hfu = figures->counted_flops / seconds / n_ranks / peak;
@@ -442,7 +348,14 @@ static void derive(PlanRun *plan, PlanFigures *figures) {
     figures->run_seconds = figures->n_run_tokens / figures->tokens_per_s;
     figures->joules = machine->device.watts * n_ranks * figures->run_seconds;
     figures->usable = (uint64_t)(machine->device.memory_gib * 1073741824.0);
-    figures->fits = figures->rank[figures->most].total <= figures->usable;
+    for (int i = 0; i < figures->n_ranks_built; i++)
+        if (figures->host_needed < figures->rank[i].host) figures->host_needed = figures->rank[i].host;
+    if (figures->host_needed && machine_is_gpu(machine) && machine->host.host_memory_gib > 0.0) {
+        figures->host_needed *= (uint64_t)machine_ranks_a_host(machine, (int64_t)n_ranks);
+        figures->host_usable = (uint64_t)(machine->host.host_memory_gib * 1073741824.0);
+    } else figures->host_needed = 0;
+    figures->fits =
+        figures->rank[figures->most].total <= figures->usable && figures->host_needed <= figures->host_usable;
 }
 
 uint64_t plan_bytes_without_samples(const PlanFigures *figures) {

@@ -40,6 +40,7 @@ typedef struct {
     MachineFile machine;
     PlanBudget budget; /* of --budget */
     int n_ranks;       /* that there are to be, whatever the mesh at hand */
+    bool is_brief;     /* figures of time and of the most memory are enough: sums may be off */
 } PlanRun;
 
 Status plan_run_open(PlanRun *plan, int n_words, char *const *words, Error *error);
@@ -48,11 +49,12 @@ void plan_run_close(PlanRun *plan, Error *error);
 /* What a rank needs and does. */
 typedef struct {
     int rank, coordinate[N_AXES];
-    int n_alike;                            /* ranks that this one stands for */
-    size_t place[N_PLACES];                 /* bytes of the training step, all frames */
-    size_t workspace;                       /* of its activations: the largest scratch of an instruction */
-    size_t messages;                        /* of its state: buffers of messages between stages */
-    size_t host, file;                      /* beside the device's: what --offload keeps there */
+    int n_alike;            /* ranks that this one stands for */
+    size_t place[N_PLACES]; /* bytes of the training step, all frames */
+    int n_frames;           /* micro-batches in flight that PLACE_FRAME has room for */
+    size_t workspace;       /* of its activations: the largest scratch of an instruction */
+    size_t messages;        /* of state and activations: buffers of messages and collectives */
+    size_t host, file;      /* beside the device's: what --offload keeps there */
     size_t evaluation, samples, checkpoint; /* beyond that */
     size_t total;                           /* what `pgpt train` allocates: its peak_bytes */
     double flops, useful_flops, moved;      /* counted, of a step */
@@ -60,15 +62,24 @@ typedef struct {
     SentTraffic sent;
 } RankFigures;
 
+/* The same of all ranks together. */
+typedef struct {
+    double place[N_PLACES], workspace, messages, host, file, evaluation, samples, checkpoint, total;
+    double flops, useful_flops, moved;
+    SentCount link[N_LINKS];
+} PlanSums;
+
 typedef struct {
     Arena arena;
     RankFigures *rank; /* one of each kind */
     int n_ranks_built;
     int most; /* the one that needs most memory */
     bool fits;
-    uint64_t usable; /* bytes of a device */
+    uint64_t usable;                   /* bytes of a device */
+    uint64_t host_needed, host_usable; /* of a host, where --offload keeps anything there; else 0 */
     StepTimes times;
     StepSchedule schedule;
+    PlanSums sums;
     Links links;
     RankSpeed speed;
     int64_t n_parameters;

@@ -6,6 +6,7 @@
 #include "base/text/format.h"
 #include "base/text/plain.h"
 #include "job/plan_search.h"
+#include "model/model_flops.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -33,6 +34,7 @@ static void take_front(const FoundLayouts *found, PlanTuning *tuning) {
 
 static Status plan_one(PlanRun *one, TunedLayout *found, Error *error) {
     PlanFigures figures;
+    one->is_brief = true;
     TRY(plan_layout_apply(one, &found->layout, error));
     TRY(plan_figures(one, &figures, error));
     double waited = 0.0;
@@ -41,7 +43,7 @@ static Status plan_one(PlanRun *one, TunedLayout *found, Error *error) {
     found->bytes = (double)figures.rank[figures.most].total;
     uint64_t without = plan_bytes_without_samples(&figures);
     bool may_not_sample = options_source(&one->train.options, "sample-tokens") < OPTION_FROM_RUN;
-    if (!figures.fits && without <= figures.usable && may_not_sample) {
+    if (found->bytes > (double)figures.usable && without <= figures.usable && may_not_sample) {
         found->layout.has_no_samples = true;
         found->bytes = (double)without;
     }
@@ -220,6 +222,130 @@ static Search search_of(PlanRun *plan, const TuneOptions *options) {
     return search;
 }
 
+/* The layouts of all ranks of the plan. */
+static Status tune_ranks(PlanRun *plan, const TuneOptions *options, FoundLayouts *found, PlanTuning *tuning,
+                         Error *error) {
+    Search search = search_of(plan, options);
+    search.stage_blocks = plan_list_stages(plan, search.n_ranks, &tuning->arena);
+    PrecisionKind usual = (PrecisionKind)plan->train.values.train.precision;
+    search_precision(&search, usual, found, tuning, error);
+    bool is_mixed = usual == PRECISION_BF16 || usual == PRECISION_F16;
+    if (error->status == STATUS_OK && !tuning->n_best && is_mixed && !is_given(plan, "dtype"))
+        search_precision(&search, usual == PRECISION_BF16 ? PRECISION_PURE_BF16 : PRECISION_PURE_F16, found,
+                         tuning, error);
+    if (error->status == STATUS_OK && !tuning->n_best) refuse(&search, tuning, error);
+    return error->status;
+}
+
+/* ---- Fewer devices
+ *
+ * Numbers that divide badly, or batches that are too small for all, can leave devices with less to do than they
+ * cost: then the fastest layouts have fewer. Those of one host's cores are no devices of their own. */
+
+enum { MOST_FEWER = 64, MOST_WORSE = 2 };
+
+/* Seconds that a step on n devices takes at least: its arithmetic, at the best rate that there is. */
+static double least_seconds(const PlanRun *plan, int n) {
+    const Machine *machine = &plan->machine.machine;
+    const TrainCommand *values = &plan->train.values;
+    GemmClasses classes = machine_gemm_classes(machine);
+    double best = 1.0;
+    for (int i = 0; i < classes.n; i++) best = i && best > classes.share[i] ? best : classes.share[i];
+    best *= machine->samples ? 1.0 : machine->device.gemm_efficiency;
+    best *= fmax(1.0, fmax(machine->device.attention_forward, machine->device.attention_backward));
+    PartFlops parts = model_flops_parts(&values->model, values->train.sequence, 1);
+    double flops = (double)values->model.n_layers * parts.block + parts.head;
+    double peak = machine_peak_flops(machine, (PrecisionKind)values->train.precision, n);
+    return 0.95 * flops * (double)values->train.batch * (double)values->train.sequence / peak / best / n;
+}
+
+/* May n devices be faster than the best so far? Where that computes most of the time, no fewer will but by as
+ * much as larger micro-batches gain. */
+static bool may_be_faster(const PlanRun *plan, const TunedLayout *best, int n) {
+    if (!best) return true;
+    double computes = 0.92 * best->seconds * (1.0 - best->bubble - best->waited), n_best = 1.0;
+    for (int axis = 0; axis < N_AXES; axis++) n_best *= best->layout.size[axis];
+    if (best->mfu > 0.3 && computes * n_best / n >= best->seconds) return false;
+    return least_seconds(plan, n) < best->seconds;
+}
+
+static bool divides_well(int n) {
+    while (n % 2 == 0) n /= 2;
+    return n == 1 || n == 3;
+}
+
+/* From the largest on: numbers that divide well, whose multiples try them too; and below one that does not, a
+ * few less, and whole hosts. */
+static int list_fewer(const PlanRun *plan, int *list) {
+    int n_all = plan->n_ranks, n = 0, a_host = (int)plan->machine.machine.host.n_devices;
+    bool is_odd = !divides_well(n_all);
+    for (int i = n_all - 1; i >= 1 && n < MOST_FEWER; i--) {
+        bool is_near = is_odd && n_all <= 64 && i >= n_all - 4;
+        bool is_hosts = is_odd && a_host > 1 && i == (n_all - 1) / a_host * a_host;
+        if (divides_well(i) || is_near || is_hosts) list[n++] = i;
+    }
+    return n;
+}
+
+/* Keeps the fastest of both: of `more`, which are of fewer devices, those that are faster than all so far. */
+static void merge(const TunedLayout *more, int n_more, int wanted, PlanTuning *tuning) {
+    double fastest = tuning->n_best ? tuning->best[0].seconds : INFINITY;
+    TunedLayout *all = ARENA_ARRAY(&tuning->arena, TunedLayout, tuning->n_best + n_more);
+    int n = tuning->n_best;
+    memcpy(all, tuning->best, (size_t)n * sizeof *all);
+    for (int i = 0; i < n_more; i++)
+        if (more[i].seconds < fastest) all[n++] = more[i];
+    qsort(all, (size_t)n, sizeof *all, by_seconds);
+    tuning->best = all;
+    tuning->n_best = n < wanted ? n : wanted;
+}
+
+static Status tune_fewer(PlanRun *plan, const TuneOptions *options, FoundLayouts *found, PlanTuning *tuning,
+                         Error *error) {
+    int list[MOST_FEWER], n_worse = 0;
+    for (int i = 0, n = list_fewer(plan, list); i < n && n_worse < MOST_WORSE; i++) {
+        PlanRun one = *plan;
+        PlanTuning other = {0};
+        FoundLayouts more = {0};
+        Error unheard = {0};
+        double so_far = tuning->n_best ? tuning->best[0].seconds : INFINITY;
+        if (!may_be_faster(plan, tuning->n_best ? &tuning->best[0] : NULL, list[i])) continue;
+        one.n_ranks = list[i];
+        one.train.values.call.host_ranks = machine_ranks_a_host(&plan->machine.machine, list[i]);
+        tune_ranks(&one, options, &more, &other, &unheard);
+        if (unheard.status == STATUS_FAILED) *error = unheard;
+        bool is_better = unheard.status == STATUS_OK && other.best[0].seconds < so_far;
+        if (is_better) n_worse = 0;
+        else n_worse += divides_well(list[i]); /* of the others every one is a case of its own */
+        tuning->n_layouts += other.n_layouts;
+        tuning->n_refused += other.n_refused;
+        tuning->n_planned += other.n_planned;
+        tuning->n_probed += other.n_probed;
+        if (is_better) {
+            merge(other.best, other.n_best, options->n_best, tuning);
+            FoundLayouts last = *found;
+            *found = more; /* the front is that of the fastest */
+            more = last;
+        }
+        free(more.all);
+        plan_tuning_free(&other);
+        TRY(error->status);
+    }
+    return STATUS_OK;
+}
+
+static bool may_use_fewer(const PlanRun *plan, const TuneOptions *options) {
+    const Machine *machine = &plan->machine.machine;
+    bool shares_cores = machine->host.n_cores && machine->network.n_hosts == 1;
+    return !options->is_quick && !shares_cores && plan->n_ranks > 1;
+}
+
+static bool has_axes(const PlanRun *plan) {
+    for (int axis = 0; axis < N_AXES; axis++)
+        if (is_given(plan, axis_name((Axis)axis))) return true;
+    return false;
+}
+
 Status plan_tune(PlanRun *plan, const TuneOptions *options, PlanTuning *tuning, Error *error) {
     uint64_t start = timer_now_ns();
     *tuning = (PlanTuning){0};
@@ -229,16 +355,13 @@ Status plan_tune(PlanRun *plan, const TuneOptions *options, PlanTuning *tuning, 
             "--recompute-blocks %lld: the search knows what all blocks do alike, --recompute; leave it "
             "out, and try it on what is found",
             (long long)plan->train.values.train.recompute_blocks);
-    Search search = search_of(plan, options);
-    search.stage_blocks = plan_list_stages(plan, search.n_ranks, &tuning->arena);
     FoundLayouts found = {0};
-    PrecisionKind usual = (PrecisionKind)plan->train.values.train.precision;
-    search_precision(&search, usual, &found, tuning, error);
-    bool is_mixed = usual == PRECISION_BF16 || usual == PRECISION_F16;
-    if (error->status == STATUS_OK && !tuning->n_best && is_mixed && !is_given(plan, "dtype"))
-        search_precision(&search, usual == PRECISION_BF16 ? PRECISION_PURE_BF16 : PRECISION_PURE_F16, &found,
-                         tuning, error);
-    if (error->status == STATUS_OK && !tuning->n_best) refuse(&search, tuning, error);
+    Error refused = {0}, failed = {0};
+    tune_ranks(plan, options, &found, tuning, &refused);
+    bool can_be = refused.status == STATUS_OK || (refused.status == STATUS_USER && !has_axes(plan));
+    if (can_be && may_use_fewer(plan, options)) tune_fewer(plan, options, &found, tuning, &failed);
+    if (failed.status != STATUS_OK) *error = failed;
+    else if (!tuning->n_best) *error = refused;
     if (error->status == STATUS_OK) take_front(&found, tuning);
     free(found.all);
     tuning->seconds = timer_seconds_since(start);

@@ -2,8 +2,11 @@
  * fastest of several is taken where the machine does not say how: so more of a link never costs time. */
 #include "plan/links.h"
 
+#include "base/text/plain.h"
+
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 const char *link_name(LinkKind kind) {
     return kind == LINK_INSIDE ? "inside a host" : "between hosts";
@@ -161,13 +164,33 @@ static double between_sizes(const SampleGroup *samples, const Sample *like, doub
     return exp(log_seconds(below) + part * (log_seconds(above) - log_seconds(below)));
 }
 
+Status links_check_samples(const Samples *samples, Error *error) {
+    for (int i = 0; i < samples->n_groups; i++) {
+        const SampleGroup *group = &samples->group[i];
+        bool is_known =
+            strcmp(group->name, LINK_MESSAGE) == 0 || strcmp(group->name, LINK_MESSAGE LINK_WORK) == 0;
+        for (int kind = 0; kind < N_COMM_KINDS && !is_known; kind++) {
+            const char *name = comm_kind_name((CommKind)kind);
+            size_t n = strlen(name);
+            is_known = strncmp(group->name, name, n) == 0 &&
+                       (!group->name[n] || strcmp(group->name + n, LINK_WORK) == 0);
+        }
+        if (!is_known || group->n_sizes != SAMPLE_BYTES + 1)
+            return error_user(error,
+                              "message-samples: '%s' with %d sizes; write a collective or " LINK_MESSAGE
+                              ", ranks, group and bytes, as 'all-reduce:4,2,65536=1.2'",
+                              plain_value(group->name).text, group->n_sizes);
+    }
+    return STATUS_OK;
+}
+
 static bool measured_seconds(const Links *links, LinkUse use, double n_bytes, const GroupPlace *place,
                              double *seconds) {
     char name[48];
     snprintf(name, sizeof name, "%s%s", use.is_message ? LINK_MESSAGE : comm_kind_name(use.kind),
              use.is_work ? LINK_WORK : "");
     const SampleGroup *samples = place->n_hosts == 1 ? samples_group(links->measured, name) : NULL;
-    if (!samples || samples->n_sizes != SAMPLE_BYTES + 1) return false;
+    if (!samples) return false;
     double ranks = links->ranks_a_host, group = place->size;
     const Sample *like = nearest_ranks(samples, log(ranks), log(group));
     double like_ranks = round(exp(like->size[SAMPLE_RANKS])),

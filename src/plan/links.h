@@ -76,4 +76,7 @@ typedef struct {
 
 SentCount links_sent(CommKind kind, double n_bytes, int n_ranks, const CommAlgorithm *all_reduce);
 
+/* Of a machine file: names and sizes that a plan can look up. */
+Status links_check_samples(const Samples *samples, Error *error);
+
 #endif

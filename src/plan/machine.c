@@ -3,6 +3,8 @@
  * program which was moved knows them, too. */
 #include "plan/machine.h"
 
+#include "plan/links.h"
+
 #include "base/file/file.h"
 #include "base/options/options_text.h"
 #include "base/text/format.h"
@@ -175,6 +177,7 @@ static Status read_samples(Machine *machine, Arena *arena, Error *error) {
         TRY(samples_read(texts[i], arena, samples, error));
         *read[i] = samples;
     }
+    if (machine->message_samples) return links_check_samples(machine->message_samples, error);
     return STATUS_OK;
 }
 
@@ -242,10 +245,41 @@ double gemm_class_share(const GemmClasses *classes, double smallest) {
     return classes->share[classes->n - 1];
 }
 
+static const double least = 1e-9; /* of rates and shares: what is less is a slip of the pen */
+
+/* What may be left out, and what is a part of something: neither may be next to nothing. */
+static Status check_rates(const Machine *machine, Error *error) {
+    const MachineDevice *device = &machine->device;
+    const struct {
+        const char *name;
+        double value;
+    } rates[] = {{"tflops-16", device->tflops_16},
+                 {"tflops-tf32", device->tflops_tf32},
+                 {"tflops-32", device->tflops_32},
+                 {"vector-tflops", device->vector_tflops},
+                 {"draws-g", device->draws_g},
+                 {"cache-gbs", device->cache_gbs},
+                 {"memory-gib", device->memory_gib},
+                 {"gemm-efficiency", device->gemm_efficiency},
+                 {"attention-forward", device->attention_forward},
+                 {"attention-backward", device->attention_backward},
+                 {"memory-efficiency", device->memory_efficiency},
+                 {"inside-gbs", machine->host.inside_gbs},
+                 {"bus-gbs", machine->host.bus_gbs},
+                 {"disk-gbs", machine->host.disk_gbs},
+                 {"host-memory-gbs", machine->host.host_memory_gbs},
+                 {"between-gbs", machine->network.between_gbs},
+                 {"link-efficiency", machine->network.link_efficiency}};
+    for (size_t i = 0; i < sizeof rates / sizeof rates[0]; i++)
+        if (rates[i].value > 0.0 && rates[i].value < least)
+            return error_user(error, "%s = %g is next to nothing; give at least %g, or leave it out",
+                              rates[i].name, rates[i].value, least);
+    return STATUS_OK;
+}
+
 Status machine_check(const Machine *machine, Error *error) {
     const MachineDevice *device = &machine->device;
     GemmClasses classes;
-    const double least = 1e-9; /* of rates: what is less is a slip of the pen */
     if (!(device->tflops_32 >= least || device->tflops_16 >= least))
         return error_user(error, "a device that computes nothing: give tflops-32 or tflops-16");
     if (!(device->memory_gbs >= least))
@@ -265,7 +299,7 @@ Status machine_check(const Machine *machine, Error *error) {
                           (long long)machine->network.n_hosts);
     if (device->cache_mib > 0.0 && !(device->cache_gbs > 0.0))
         return error_user(error, "a cache that carries nothing: give cache-gbs, or leave out cache-mib");
-    return STATUS_OK;
+    return check_rates(machine, error);
 }
 
 Status machine_check_ranks(const Machine *machine, int64_t n_ranks, Error *error) {
@@ -274,13 +308,13 @@ Status machine_check_ranks(const Machine *machine, int64_t n_ranks, Error *error
     if (has_cores && n_hosts == 1) return STATUS_OK;
     int64_t needed = (n_ranks + a_host - 1) / a_host;
     if (n_hosts && needed > n_hosts)
-        return error_user(
-            error,
-            "%lld ranks are %lld more than the %lld devices of machine %s (%lld hosts of %lld); "
-            "lower --gpus to %lld, or raise 'hosts' in a file of your own",
-            (long long)n_ranks, (long long)(n_ranks - n_hosts * a_host), (long long)(n_hosts * a_host),
-            plain_value(machine->device.name).text, (long long)n_hosts, (long long)a_host,
-            (long long)(n_hosts * a_host));
+        return error_user(error,
+                          "%lld ranks are %lld more than the %lld devices of machine %s (%s of %lld); "
+                          "lower --gpus to %lld, or raise 'hosts' in a file of your own",
+                          (long long)n_ranks, (long long)(n_ranks - n_hosts * a_host),
+                          (long long)(n_hosts * a_host), plain_value(machine->device.name).text,
+                          format_things(n_hosts, "host").text, (long long)a_host,
+                          (long long)(n_hosts * a_host));
     if (needed > 1 && !(machine->network.between_gbs > 0.0))
         return error_user(error,
                           "%lld ranks are %lld hosts of machine %s, which has nothing between them; give "

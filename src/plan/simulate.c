@@ -434,13 +434,13 @@ static Status share_cores(const StepSchedule *schedule, PipelineTimes *times, Re
 }
 
 static Status simulate_lists(const StepSchedule *schedule, const RankTimes *stages, int n_steps, Arena *arena,
-                             ScheduleLists *lists, Simulation *simulation, Error *error) {
-    Rendezvous rendezvous;
+                             ScheduleLists *lists, Rendezvous *rendezvous, Simulation *simulation,
+                             Error *error) {
     *lists = schedule_lists(schedule->kind, &schedule->shape, n_steps, arena);
     PipelineTimes times = {.stages = stages, .lists = lists};
-    if (schedule->most_speed > 1.0) TRY(share_cores(schedule, &times, &rendezvous, arena, error));
-    else TRY(run_lists(&rendezvous, &times, arena, error));
-    fill_simulation(&rendezvous, lists, arena, simulation);
+    if (schedule->most_speed > 1.0) TRY(share_cores(schedule, &times, rendezvous, arena, error));
+    else TRY(run_lists(rendezvous, &times, arena, error));
+    fill_simulation(rendezvous, lists, arena, simulation);
     return STATUS_OK;
 }
 
@@ -452,11 +452,12 @@ static Status simulate_pipeline(const StepSchedule *schedule, const RankTimes *s
         n_steps = info->is_asynchronous ? 2 + p / schedule->shape.n_micro_batches : 1;
     SchedulePrediction *prediction = &times->prediction;
     Simulation *simulation = &prediction->simulation, longer = {0};
-    TRY(simulate_lists(schedule, stages, n_steps, arena, &prediction->lists, simulation, error));
+    Rendezvous rendezvous, other;
+    TRY(simulate_lists(schedule, stages, n_steps, arena, &prediction->lists, &rendezvous, simulation, error));
     prediction->period = schedule->stages_meet ? simulation->makespan : simulation->span;
     if (info->is_asynchronous) {
         ScheduleLists lists;
-        TRY(simulate_lists(schedule, stages, n_steps + 1, arena, &lists, &longer, error));
+        TRY(simulate_lists(schedule, stages, n_steps + 1, arena, &lists, &other, &longer, error));
         prediction->period = longer.makespan - simulation->makespan;
     }
     double busy = 0.0;
@@ -464,6 +465,8 @@ static Status simulate_pipeline(const StepSchedule *schedule, const RankTimes *s
     prediction->bubble = fmax(prediction->period - busy, 0.0);
     prediction->bubble_share = prediction->period > 0.0 ? prediction->bubble / prediction->period : 0.0;
     times->seconds = prediction->period * 1e-3;
+    bool all_wait = info->is_asynchronous || schedule->stages_meet;
+    times->path = critical_path(&rendezvous, all_wait, times->seconds, arena);
     times->bubble = prediction->bubble * 1e-3;
     return STATUS_OK;
 }
@@ -481,6 +484,10 @@ Status step_times(const StepSchedule *schedule, const RankTimes *stages, double 
     }
     sum_phases(&stages[times->busiest], m, times->phase);
     times->seconds = most;
+    times->path = (CriticalPath){.forward = times->phase[PHASE_FORWARD].seconds,
+                                 .backward = times->phase[PHASE_BACKWARD].seconds,
+                                 .update = times->phase[PHASE_UPDATE].seconds,
+                                 .stage_seconds = most};
     if (schedule->shape.n_stages > 1) TRY(simulate_pipeline(schedule, stages, arena, times, error));
     times->seconds += host_seconds;
     return STATUS_OK;

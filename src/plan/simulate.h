@@ -24,6 +24,7 @@
 #include "graph/program.h"
 #include "parallel/pipeline/schedule_simulate.h"
 #include "parallel/traffic.h"
+#include "plan/critical_path.h"
 #include "plan/links.h"
 #include "plan/speed.h"
 
@@ -73,6 +74,7 @@ typedef struct {
     double bubble;            /* mean time of a stage in which it has nothing to do, or waits for a message */
     int busiest;              /* the stage that has most to do */
     PartTime phase[N_PHASES]; /* of that one: forward, backward and update, all micro-batches together */
+    CriticalPath path;
     SchedulePrediction prediction; /* of a pipeline, in milliseconds: what lab/pipeline draws */
 } StepTimes;
 

@@ -19,6 +19,14 @@ for key in schedule zero recompute hosts busiest_stage phase_bounds links watts;
     tail -n 1 out | grep -q "\"$key\":" || fail "no $key in $(tail -n 1 out)"
 done
 cp out first
+pgpt plan --model mini --machine a100 --gpus 8 --pp 2 --tp 2 --batch 8 --micro-batch 1 --json
+for words in '^memory .* frames +state ' '^0 x1 .* 2 x ' '^together ' 'critical path: forward .* on stage [01]$' \
+    'inside a host: .* of a rank, .* of all$'; do
+    grep -Eq "$words" out || fail "no '$words' in $(cat out)"
+done
+[[ $(tail -n 1 out | field total_bytes) == \
+    $(tail -n 1 out | grep -o '"peak_bytes":[0-9]*,"flops"' | grep -o '[0-9]*' | awk '{ sum += $1 } END { printf "%.0f", sum }') ]] ||
+    fail "not the sum of all ranks: $(tail -n 1 out)"
 pgpt plan --model mini --machine cpu --gpus 2 --tokens 1e6 --json
 cmp -s out first || fail "two plans of the same differ"
 
@@ -78,6 +86,13 @@ refused '/poor.ini:1: unknown option speed; docs.PLAN.md lists them/' plan --mac
 printf 'tflops-32 = 1\nmemory-gbs = 10\nmemory-gib = 1\ndevices = 4\ninside-gbs = 1\nhosts = 2\nbetween-gbs = 1\ndevice = cuda:a100\n' >small.ini
 sed 's/^memory-gbs.*/memory-gbs = 1e-300/' small.ini >slow.ini
 refused '/whose memory carries nothing/' plan --machine slow.ini
+for words in 'tflops-16 = 1e-300' 'inside-gbs = 1e-20' 'gemm-efficiency = 1e-12' 'message-samples = all-reduce:4,2=1' \
+    'message-samples = all-rduce:4,2,65536=1'; do
+    { grep -v "^${words%% *} =" small.ini; echo "$words"; } >odd.ini
+    refused "/machine odd.ini: .*${words%% *}/" plan --machine odd.ini
+done
+refused '/(2 hosts of 4)/' plan --machine small.ini --gpus 12
+refused "/unexpected word 'gpt2'; a config file's name ends in .ini/" plan gpt2
 sed '$a dtype = f99' small.ini >kind.ini
 refused '/machine kind.ini: .*f99/' plan --machine kind.ini
 sed '$a samples = linear:1,2=fast' small.ini >fast.ini
@@ -170,12 +185,21 @@ best=$(tuned --machine box.ini)
 words=$(tail -n 1 out | grep -o '"best":\[{[^}]*}' | field train | sed 's/.*pgpt train//; s/--device cuda//')
 (($(grep -Ec '^[0-9]+ layouts in|pgpt train --model mini' out) >= 11)) || fail "$(cat out)"
 # shellcheck disable=SC2086 # several words
-pgpt plan --machine box.ini --gpus 4 $words --json
+pgpt plan --machine box.ini $words --json
 near 1e-9 "$(tail -n 1 out | field step_ms)" "$best"
 for more in tflops-16=200 memory-gbs=1000 memory-gib=4 inside-gbs=20 links=2 between-gbs=2 launch-us=1; do
     sed "s/^${more%=*} = .*/${more%=*} = ${more#*=}/" box.ini >more.ini
     awk "BEGIN { exit !($(tuned --machine more.ini) <= $best) }" || fail "$more makes it slower than $best"
 done
+# Devices are a resource, too: where all of them are slower than some, some are left out, and it is said.
+last=
+for n in 1 2 3 4 5 7 8 16; do
+    seconds=$(pgpt plan --model mini --batch 16 --gpus $n --tune --machine box.ini --json && tail -n 1 out |
+        grep -o '"best":\[{[^}]*}' | field step_ms)
+    [[ -z $last ]] || awk "BEGIN { exit !($seconds <= $last * 1.000001) }" || fail "$n devices: $seconds ms, fewer: $last ms"
+    last=$seconds
+done
+grep -Eq '^ +1 .* with [1-8] of 16 devices' out && grep -Eq '^ 1  (mpirun -n [2-8] )?pgpt train' out || fail "$(cat out)"
 pgpt plan --model mini --batch 16 --gpus 4 --tune --machine box.ini --tp 2 --zero 1 --json
 [[ $(tail -n 1 out | grep -o '"best":.*' | grep -o '"tp":[0-9]*' | sort -u) == '"tp":2' ]] || fail "not the --tp that was given"
 # What is given of stages is kept, and in the line.
@@ -185,7 +209,7 @@ for given in '--stages 4,2' '--recompute-stages 0,2'; do
     words=$(tail -n 1 out | grep -o '"best":\[{[^}]*}' | field train | sed 's/.*pgpt train//; s/--device cuda//')
     [[ $words == *"$given"* ]] || fail "$words"
     # shellcheck disable=SC2086
-    pgpt plan --machine box.ini --gpus 4 $words --json
+    pgpt plan --machine box.ini $words --json
     near 1e-9 "$(tail -n 1 out | field step_ms)" "$best"
 done
 # Where memory is short and the vocabulary large, stages are uneven and the ends of a pipeline share a table: all that the best
@@ -206,6 +230,14 @@ pgpt plan "${whole[@]}" --tune
 grep -q 'pgpt train .* --zero 3 .*--sample-tokens 0 ' out || fail "$(cat out)"
 pgpt plan "${whole[@]}" --tune --sample-tokens 8
 ! grep -q -e '--sample-tokens 0' out || fail "$(cat out)"
+# What is offloaded must fit into the hosts, where their ranks share the memory.
+pgpt plan --machine h100 --print-machine
+sed 's/^host-memory-gib = .*/host-memory-gib = 16/' out >modest.ini
+pgpt plan --model gpt2-large --machine modest.ini --gpus 8 --batch 8 --offload optimizer --json
+grep -q 'IT DOES NOT FIT: .* missing in the memory of a host, which has 16.0 GiB; offload less' out || fail "$(cat out)"
+[[ $(tail -n 1 out | field fits) == false ]] || fail "$(tail -n 1 out)"
+pgpt plan --model gpt2-large --machine modest.ini --gpus 1 --batch 8 --offload optimizer --json
+[[ $(tail -n 1 out | field fits) == true ]] || fail "$(cat out)"
 # Where nobody says, a batch that micro-batches divide.
 pgpt plan --model gpt2-xl --machine h200 --json
 (($(tail -n 1 out | field batch) % 128 == 0)) || fail "$(tail -n 1 out)"
@@ -216,6 +248,9 @@ pgpt plan --table links --model nano --machine ethernet --gpus 4 --batch 8
 (($(grep -Ec '^ +[1248] ' out) == 4)) || fail "not a line for 1, 2, 4 and 8 links: $(cat out)"
 pgpt plan --table links --model nano --machine ethernet --gpus 2 --batch 8 --json
 (($(tail -n 1 out | grep -o '"best_step_ms"' | wc -l) == 4)) || fail "$(tail -n 1 out)"
+# More links are never slower; the quick search of --layout auto had 6.5 s for two and 5.9 s for one.
+pgpt plan --table links --model gpt2 --machine ethernet --gpus 4 --batch 16 --json
+tail -n 1 out | grep -o '"best_step_ms":[0-9.e+]*' | sed 's/.*://' | sort -c -g -r || fail "more links are slower: $(cat out)"
 refused '/--table links is about what hosts send each other/' plan --table links --model nano --machine a100 --gpus 8 --batch 8
 pgpt plan --budget '2 H200, 5 hours' --sequence 512
 grep -Eq '^2 x H200-SXM-141GB for 5h00m: .* parameters on .* tokens' out || fail "$(cat out)"
@@ -229,6 +264,10 @@ refused '/--budget names the devices .* leave out --gpus/' plan --budget '8 H200
 refused '/--budget finds the model; leave out --model/' plan --budget '8 H200, 3 days' --model gpt2
 pgpt plan --budget '2 x H200, 5 Hours' --sequence 512 --json
 [[ $(tail -n 1 out | field devices) == 2 && $(tail -n 1 out | field seconds) == 18000.0 ]] || fail "$(tail -n 1 out)"
+for text in '2 H200s, 300 minutes' '2xH200 for 5h'; do
+    pgpt plan --budget "$text" --sequence 512 --json
+    [[ $(tail -n 1 out | field devices) == 2 && $(tail -n 1 out | field seconds) == 18000.0 ]] || fail "$text: $(tail -n 1 out)"
+done
 refused "/--budget '8 H200, 3 moons': write devices/" plan --budget '8 H200, 3 moons'
 refused "/no machine 'h900'/" plan --budget '8 H900, 3 days'
 if is_long; then

@@ -5,6 +5,7 @@
 #include "base/text/plain.h"
 #include "device/device.h"
 #include "graph/passes/recompute.h"
+#include "job/plan_ranks.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -26,11 +27,21 @@ static FormatText milliseconds(double seconds) {
     return text;
 }
 
-static double sent_by_all(const PlanFigures *figures, int axes, int kind) {
-    double sum = 0.0;
-    for (int i = 0; i < figures->n_ranks_built; i++)
-        sum += figures->rank[i].n_alike * figures->rank[i].sent.axis[axes][kind].n_bytes;
-    return sum;
+/* Of an operation along some axes: by all ranks together. */
+typedef struct {
+    double n_operations;
+    SentCount sent;
+} AllSent;
+
+static AllSent sent_by_all(const PlanFigures *figures, int axes, int kind) {
+    AllSent all = {0};
+    for (int i = 0; i < figures->n_ranks_built; i++) {
+        const RankFigures *rank = &figures->rank[i];
+        all.n_operations += rank->n_alike * rank->sent.n_operations[axes][kind];
+        all.sent.n_messages += rank->n_alike * rank->sent.axis[axes][kind].n_messages;
+        all.sent.n_bytes += rank->n_alike * rank->sent.axis[axes][kind].n_bytes;
+    }
+    return all;
 }
 
 /* ---- What it is */
@@ -69,16 +80,33 @@ static void print_run(const PlanRun *plan, const PlanFigures *figures) {
 
 /* ---- Memory */
 
-static void print_memory_line(const RankFigures *rank) {
-    size_t state = rank->place[PLACE_STATE] + rank->place[PLACE_INPUT];
-    size_t beside = rank->evaluation + rank->samples + rank->checkpoint;
-    char ranks[32];
+static PlanSums sums_of(const RankFigures *rank) {
+    PlanFigures one = {.rank = (RankFigures[]){*rank}, .n_ranks_built = 1};
+    one.rank[0].n_alike = 1;
+    return plan_sums(&one);
+}
+
+static FormatText bytes_of(double n_bytes) {
+    return format_bytes((uint64_t)n_bytes);
+}
+
+static void print_memory_line(const char *ranks, const char *stage, const char *frames, const PlanSums *of) {
+    double state = of->place[PLACE_STATE] + of->place[PLACE_INPUT];
+    double beside = of->evaluation + of->samples + of->checkpoint;
+    printf("%-12s %4s %10s %10s %10s %10s %6s %10s %10s %10s %12s %10s %10s\n", ranks, stage,
+           bytes_of(of->place[PLACE_PARAMETER]).text, bytes_of(of->place[PLACE_GRADIENT]).text,
+           bytes_of(of->place[PLACE_OPTIMIZER]).text, bytes_of(of->place[PLACE_ACTIVATION]).text, frames,
+           bytes_of(of->place[PLACE_FRAME]).text, bytes_of(state).text, bytes_of(beside).text,
+           bytes_of(of->total).text, bytes_of(of->workspace).text, bytes_of(of->messages).text);
+}
+
+static void print_rank_memory(const RankFigures *rank) {
+    PlanSums sums = sums_of(rank);
+    char ranks[32], stage[16], frames[16] = "";
     snprintf(ranks, sizeof ranks, "%d x%d", rank->rank, rank->n_alike);
-    printf("%-12s %4d %10s %10s %10s %10s %10s %10s %10s %10s %12s\n", ranks, rank->coordinate[AXIS_PP],
-           format_bytes(rank->place[PLACE_PARAMETER]).text, format_bytes(rank->place[PLACE_GRADIENT]).text,
-           format_bytes(rank->place[PLACE_OPTIMIZER]).text, format_bytes(rank->place[PLACE_ACTIVATION]).text,
-           format_bytes(rank->place[PLACE_FRAME]).text, format_bytes(rank->workspace).text,
-           format_bytes(state).text, format_bytes(beside).text, format_bytes(rank->total).text);
+    snprintf(stage, sizeof stage, "%d", rank->coordinate[AXIS_PP]);
+    if (rank->n_frames) snprintf(frames, sizeof frames, "%d x", rank->n_frames);
+    print_memory_line(ranks, stage, frames, &sums);
 }
 
 /* What a sample on the way takes beside the step may be all that is too much: under ZeRO-3 the whole
@@ -86,6 +114,12 @@ static void print_memory_line(const RankFigures *rank) {
 static void print_misfit(const PlanFigures *figures) {
     const RankFigures *most = &figures->rank[figures->most];
     uint64_t without = plan_bytes_without_samples(figures);
+    if (figures->host_needed > figures->host_usable)
+        printf("IT DOES NOT FIT: %s are missing in the memory of a host, which has %s; offload less "
+               "(--offload-share), or into a file (:file=DIR)\n",
+               format_bytes(figures->host_needed - figures->host_usable).text,
+               format_bytes(figures->host_usable).text);
+    if (most->total <= figures->usable) return;
     printf("IT DOES NOT FIT: %s are missing on rank %d; ", format_bytes(most->total - figures->usable).text,
            most->rank);
     if (without <= figures->usable)
@@ -95,41 +129,43 @@ static void print_misfit(const PlanFigures *figures) {
 
 static void print_memory(const PlanFigures *figures) {
     enum { MOST_LINES = 12 };
-    double sum = 0.0;
-    printf("\nmemory %-5s %4s %10s %10s %10s %10s %10s %10s %10s %10s %12s\n", "rank", "pp", "weights",
-           "gradients", "optimizer", "activation", "frames", "(scratch)", "messages", "beside", "all");
+    printf("\nmemory %-5s %4s %10s %10s %10s %10s %6s %10s %10s %10s %12s %10s %10s\n", "rank", "pp",
+           "weights", "gradients", "optimizer", "activation", "", "frames", "state", "beside", "all",
+           "(scratch)", "(messages)");
     for (int i = 0; i < figures->n_ranks_built; i++) {
         const RankFigures *rank = &figures->rank[i];
-        sum += (double)rank->total * rank->n_alike;
         bool is_shown = i < MOST_LINES - 2 || i == figures->most || i == figures->n_ranks_built - 1;
-        if (rank->n_alike > 0 && is_shown) print_memory_line(rank);
+        if (is_shown) print_rank_memory(rank);
         else if (i == MOST_LINES - 2) printf("...\n");
     }
+    if (figures->n_ranks_built > 1) print_memory_line("together", "", "", &figures->sums);
     const RankFigures *most = &figures->rank[figures->most];
     printf("most: rank %d, %s of %s (%.0f %%); all ranks together %s\n", most->rank,
            format_bytes(most->total).text, format_bytes(figures->usable).text,
-           100.0 * (double)most->total / (double)figures->usable, format_bytes((uint64_t)sum).text);
+           100.0 * (double)most->total / (double)figures->usable,
+           format_bytes((uint64_t)figures->sums.total).text);
     if (most->host || most->file)
-        printf("beside the device, of a rank: %s in the host's memory, %s in files\n",
-               format_bytes(most->host).text, format_bytes(most->file).text);
+        printf("beside the device, of a rank: %s in the host's memory, %s in files; of all: %s, %s\n",
+               format_bytes(most->host).text, format_bytes(most->file).text,
+               bytes_of(figures->sums.host).text, bytes_of(figures->sums.file).text);
     if (!figures->fits) print_misfit(figures);
 }
 
 /* ---- Work and traffic */
 
 static void print_work(const PlanRun *plan, const PlanFigures *figures) {
-    double n_ranks = mesh_n_ranks(&plan->train.shape), moved = 0.0;
-    for (int i = 0; i < figures->n_ranks_built; i++)
-        moved += figures->rank[i].moved * figures->rank[i].n_alike;
+    double n_ranks = mesh_n_ranks(&plan->train.shape);
     printf(
         "\nwork of a step: %s by the standard formula (%s with what is computed twice); counted %s, of it %s "
         "computed again\n",
         format_rate(figures->model_flops, "FLOP").text, format_rate(figures->standard_flops, "FLOP").text,
         format_rate(figures->counted_flops, "FLOP").text,
         format_rate(figures->counted_flops - figures->useful_flops, "FLOP").text);
-    printf("a rank computes %s on %s moved, in %d instructions a micro-batch and update\n",
+    printf("a rank computes %s on %s moved, in %d instructions a micro-batch and update",
            format_rate(figures->counted_flops / n_ranks, "FLOP").text,
-           format_bytes((uint64_t)(moved / n_ranks)).text, figures->rank[0].n_instructions);
+           bytes_of(figures->sums.moved / n_ranks).text, figures->rank[0].n_instructions);
+    if (n_ranks > 1.0) printf("; all move %s", bytes_of(figures->sums.moved).text);
+    printf("\n");
 }
 
 static void print_traffic(const PlanRun *plan, const PlanFigures *figures) {
@@ -141,18 +177,19 @@ static void print_traffic(const PlanRun *plan, const PlanFigures *figures) {
     for (int axes = 1; axes < N_TRAFFIC_AXES; axes++) {
         for (int kind = 0; kind < N_TRAFFIC_KINDS; kind++) {
             const SentCount *sent = &rank->sent.axis[axes][kind];
-            if (rank->sent.n_operations[axes][kind] <= 0.0) continue;
+            AllSent all = sent_by_all(figures, axes, kind);
+            if (all.n_operations <= 0.0) continue;
             printf("%-8s %-14s %10.0f %12.0f %12s %14s\n", traffic_axes_name(axes, text),
                    traffic_kind_name(kind), rank->sent.n_operations[axes][kind], sent->n_messages,
-                   format_bytes((uint64_t)sent->n_bytes).text,
-                   format_bytes((uint64_t)sent_by_all(figures, axes, kind)).text);
+                   format_bytes((uint64_t)sent->n_bytes).text, bytes_of(all.sent.n_bytes).text);
         }
     }
     for (int link = 0; link < N_LINKS; link++) {
         const SentCount *sent = &rank->sent.link[link];
-        if (sent->n_messages > 0.0)
-            printf("%s: %.0f messages and %s of a rank\n", link_name((LinkKind)link), sent->n_messages,
-                   format_bytes((uint64_t)sent->n_bytes).text);
+        if (figures->sums.link[link].n_messages > 0.0)
+            printf("%s: %.0f messages and %s of a rank, %.0f and %s of all\n", link_name((LinkKind)link),
+                   sent->n_messages, bytes_of(sent->n_bytes).text, figures->sums.link[link].n_messages,
+                   bytes_of(figures->sums.link[link].n_bytes).text);
     }
 }
 
@@ -182,11 +219,20 @@ static void print_time(const PlanRun *plan, const PlanFigures *figures) {
                100.0 * times->phase[i].seconds / times->seconds);
         print_bounds(&times->phase[i]);
     }
-    if (has_stages)
+    if (has_stages) {
+        const CriticalPath *path = &times->path;
         printf(
-            "  %-9s %10s  %3.0f %%  the mean of all stages; stage %d has most to do, and is on the critical path\n",
+            "  %-9s %10s  %3.0f %%  the mean of all stages; the phases are those of stage %d, which has most to do\n",
             "bubble", milliseconds(times->bubble).text, 100.0 * times->bubble / times->seconds,
             times->busiest);
+        printf(
+            "  critical path: forward %s, backward %s, update %s, messages between stages %s; %s, %.0f %% of it "
+            "on stage %d\n",
+            milliseconds(path->forward).text, milliseconds(path->backward).text,
+            milliseconds(path->update).text, milliseconds(path->messages).text,
+            format_things(path->n_actions, "action").text, 100.0 * path->stage_seconds / times->seconds,
+            path->stage);
+    }
     double waited = 0.0, sent = 0.0;
     for (int i = 0; i < N_PHASES; i++) waited += times->phase[i].waited, sent += times->phase[i].sent;
     if (sent > 0.0)
@@ -239,6 +285,7 @@ static json_t *rank_json(const RankFigures *rank) {
         json_object_set_new(object, axis_name((Axis)axis), json_integer(rank->coordinate[axis]));
     for (int place = 0; place < N_PLACES; place++)
         set_bytes(object, place_name((Place)place), rank->place[place]);
+    json_object_set_new(object, "n_frames", json_integer(rank->n_frames));
     set_bytes(object, "workspace", rank->workspace);
     set_bytes(object, "messages", rank->messages);
     set_bytes(object, "host_bytes", rank->host);
@@ -253,20 +300,40 @@ static json_t *rank_json(const RankFigures *rank) {
     return object;
 }
 
+static json_t *sums_json(const PlanSums *sums) {
+    json_t *object = json_object();
+    for (int place = 0; place < N_PLACES; place++)
+        json_object_set_new(object, place_name((Place)place), json_integer((json_int_t)sums->place[place]));
+    const struct {
+        const char *name;
+        double value;
+    } others[] = {{"workspace", sums->workspace},   {"messages", sums->messages},
+                  {"host_bytes", sums->host},       {"file_bytes", sums->file},
+                  {"evaluation", sums->evaluation}, {"samples", sums->samples},
+                  {"checkpoint", sums->checkpoint}, {"total_bytes", sums->total}};
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
+        json_object_set_new(object, others[i].name, json_integer((json_int_t)others[i].value));
+    json_object_set_new(object, "flops", json_make_number(sums->flops));
+    json_object_set_new(object, "moved_bytes", json_make_number(sums->moved));
+    return object;
+}
+
 static json_t *traffic_json(const PlanFigures *figures) {
     json_t *lines = json_array();
     const RankFigures *rank = &figures->rank[figures->times.busiest];
     char text[TRAFFIC_TEXT];
     for (int axes = 1; axes < N_TRAFFIC_AXES; axes++) {
         for (int kind = 0; kind < N_TRAFFIC_KINDS; kind++) {
-            if (rank->sent.n_operations[axes][kind] <= 0.0) continue;
+            AllSent all = sent_by_all(figures, axes, kind);
+            if (all.n_operations <= 0.0) continue;
             json_t *line = json_object();
             json_object_set_new(line, "axis", json_string(traffic_axes_name(axes, text)));
             json_object_set_new(line, "operation", json_string(traffic_kind_name(kind)));
             json_object_set_new(line, "times", json_make_number(rank->sent.n_operations[axes][kind]));
             json_object_set_new(line, "messages", json_make_number(rank->sent.axis[axes][kind].n_messages));
             json_object_set_new(line, "rank_bytes", json_make_number(rank->sent.axis[axes][kind].n_bytes));
-            json_object_set_new(line, "bytes", json_make_number(sent_by_all(figures, axes, kind)));
+            json_object_set_new(line, "all_messages", json_make_number(all.sent.n_messages));
+            json_object_set_new(line, "bytes", json_make_number(all.sent.n_bytes));
             json_array_append_new(lines, line);
         }
     }
@@ -281,6 +348,8 @@ static json_t *links_json(const PlanFigures *figures) {
         json_object_set_new(line, "link", json_string(link_name((LinkKind)link)));
         json_object_set_new(line, "messages", json_make_number(rank->sent.link[link].n_messages));
         json_object_set_new(line, "rank_bytes", json_make_number(rank->sent.link[link].n_bytes));
+        json_object_set_new(line, "all_messages", json_make_number(figures->sums.link[link].n_messages));
+        json_object_set_new(line, "bytes", json_make_number(figures->sums.link[link].n_bytes));
         json_array_append_new(lines, line);
     }
     return lines;
@@ -302,6 +371,13 @@ static json_t *bounds_json(const PartTime *phases, int n) {
     return bounds;
 }
 
+static json_t *path_json(const CriticalPath *path) {
+    return json_pack("{s:f, s:f, s:f, s:f, s:i, s:i, s:f}", "forward_ms", path->forward * 1e3, "backward_ms",
+                     path->backward * 1e3, "update_ms", path->update * 1e3, "messages_ms",
+                     path->messages * 1e3, "actions", path->n_actions, "stage", path->stage, "stage_ms",
+                     path->stage_seconds * 1e3);
+}
+
 static void add_times(json_t *object, const StepTimes *times) {
     static const char *const names[] = {"forward", "backward", "update"};
     double waited = 0.0, sent = 0.0;
@@ -319,6 +395,7 @@ static void add_times(json_t *object, const StepTimes *times) {
     json_object_set_new(object, "comm_wait_ms", json_make_number(waited * 1e3));
     json_object_set_new(object, "bubble_ms", json_make_number(times->bubble * 1e3));
     json_object_set_new(object, "busiest_stage", json_integer(times->busiest));
+    json_object_set_new(object, "critical_path", path_json(&times->path));
 }
 
 static void add_layout(json_t *object, const PlanRun *plan, const PlanFigures *figures) {
@@ -357,6 +434,8 @@ json_t *plan_json(const PlanRun *plan, const PlanFigures *figures) {
     json_object_set_new(object, "fits", json_boolean(figures->fits));
     set_bytes(object, "peak_bytes", figures->rank[figures->most].total);
     set_bytes(object, "usable_bytes", figures->usable);
+    set_bytes(object, "host_needed_bytes", figures->host_needed);
+    set_bytes(object, "host_usable_bytes", figures->host_usable);
     json_object_set_new(object, "step_ms", json_make_number(figures->times.seconds * 1e3));
     add_times(object, &figures->times);
     json_object_set_new(object, "tokens_per_s", json_make_number(figures->tokens_per_s));
@@ -375,6 +454,7 @@ json_t *plan_json(const PlanRun *plan, const PlanFigures *figures) {
     json_object_set_new(object, "joules", json_make_number(figures->joules));
     for (int i = 0; i < figures->n_ranks_built; i++)
         json_array_append_new(ranks, rank_json(&figures->rank[i]));
+    json_object_set_new(object, "all", sums_json(&figures->sums));
     json_object_set_new(object, "rank", ranks);
     json_object_set_new(object, "traffic", traffic_json(figures));
     json_object_set_new(object, "links", links_json(figures));

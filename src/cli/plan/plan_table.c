@@ -54,15 +54,17 @@ static int64_t batch_for(const PlanRun *plan, double batch_tokens, int n_ranks) 
     return (int64_t)fmax(power, n_ranks > (int)power ? exp2(ceil(log2((double)n_ranks))) : 1.0);
 }
 
-static bool tune_quickly(PlanRun *plan, TunedLayout *best) {
+static bool tune_with(PlanRun *plan, const TuneOptions *options, TunedLayout *best) {
     PlanTuning tuning;
     Error unheard = {0};
-    if (plan_tune(plan, &(TuneOptions){.n_best = 1, .n_plans = 16, .is_quick = true}, &tuning, &unheard) !=
-        STATUS_OK)
-        return false;
+    if (plan_tune(plan, options, &tuning, &unheard) != STATUS_OK) return false;
     *best = tuning.best[0];
     plan_tuning_free(&tuning);
     return true;
+}
+
+static bool tune_quickly(PlanRun *plan, TunedLayout *best) {
+    return tune_with(plan, &(TuneOptions){.n_best = 1, .n_plans = 16, .is_quick = true}, best);
 }
 
 /* ---- Memory */
@@ -191,6 +193,8 @@ static void print_ladder(PlanRun *plan, json_t *object) {
         bool is_shown = false;
         for (size_t k = 0; k < sizeof shown / sizeof shown[0]; k++)
             is_shown = is_shown || strcmp(shown[k], rungs[i].name) == 0;
+        TunedLayout last = {0};
+        int64_t last_batch = 0;
         for (int n = 64; is_shown && n <= 4096; n *= 4) {
             PlanRun one = with_model(plan, &rungs[i], n, batch_for(plan, rungs[i].batch_tokens, 1));
             Arena arena = {0};
@@ -201,6 +205,12 @@ static void print_ladder(PlanRun *plan, json_t *object) {
             json_object_set_new(line, "devices", json_integer(n));
             json_array_append_new(lines, line);
             if (tune_quickly(&one, &best)) {
+                if (one.train.values.train.batch == last_batch && last.seconds < best.seconds) {
+                    best = last; /* a batch that is too small for all: the others are idle */
+                    best.mfu /= 4.0;
+                }
+                last = best;
+                last_batch = one.train.values.train.batch;
                 print_rung(&one, &rungs[i], &best, line);
                 json_object_set_new(line, "layout",
                                     json_make_text(plan_layout_text(&one, &best.layout, &arena)));
@@ -210,6 +220,8 @@ static void print_ladder(PlanRun *plan, json_t *object) {
             arena_free(&arena);
         }
     }
+    printf(
+        "where dp x tp x pp are fewer than the GPUs, the batch is too small for all, and the others are idle\n");
     json_object_set_new(object, "ladder", lines);
 }
 
@@ -244,7 +256,7 @@ static Status print_links(PlanRun *plan, json_t *object, Error *error) {
         json_object_set_new(line, "links", json_integer(links));
         json_object_set_new(line, "step_ms", json_make_number(figures.times.seconds * 1e3));
         json_object_set_new(line, "comm_wait_ms", json_make_number(waited * 1e3));
-        if (tune_quickly(&one, &best)) {
+        if (tune_with(&one, &(TuneOptions){.n_best = 10}, &best)) {
             const char *layout = plan_layout_text(&one, &best.layout, &arena);
             printf(" %12s  %s\n", format_duration(best.seconds).text, layout);
             json_object_set_new(line, "best_step_ms", json_make_number(best.seconds * 1e3));
@@ -288,9 +300,12 @@ Status plan_table(PlanRun *plan, Error *error) {
 static Rung shape_for(double n_parameters, double vocabulary) {
     double ratio = fmin(fmax(64.0 * pow(n_parameters / 1e9, 0.12), 48.0), 200.0), channels = 128.0,
            layers = 1.0;
-    for (int i = 1; i <= 512; i++) {
-        double C = 128.0 * i, L = fmax(1.0, round(C / ratio));
-        if (parameters_of(L, C, vocabulary) > n_parameters * 1.02) break;
+    double least = INFINITY;
+    for (double C = 64.0; C <= 65536.0; C += C < 2048.0 ? 64.0 : 128.0) { /* whole heads */
+        double L = fmax(1.0, round(C / ratio));
+        double apart = fabs(log(parameters_of(L, C, vocabulary) / n_parameters));
+        if (apart >= least) continue;
+        least = apart;
         channels = C;
         layers = L;
     }

@@ -15,14 +15,15 @@ static const char *train_words(const PlanRun *plan, const TunedLayout *found, Ar
     const char *start = n_ranks > 1 ? arena_printf(arena, "mpirun -n %d ", n_ranks) : "";
     bool is_said = options_source(&plan->train.options, "threads") >= OPTION_FROM_RUN;
     const char *threads = "";
-    if (!machine_is_gpu(&plan->machine.machine) && n_ranks > 1 && !is_said)
+    if (!machine_is_gpu(&plan->machine.machine) && plan->n_ranks > 1 && !is_said)
         threads = arena_printf(arena, " --threads %lld", (long long)plan->train.values.train.n_threads);
     const char **words = plan_train_words(plan, &found->layout, 0, arena);
     return arena_printf(arena, "%spgpt %s%s", start, plan_words_text(words, arena), threads);
 }
 
 /* Why it is where it is: what it loses and what it does about memory. */
-static const char *reason_of(const PlanTuning *tuning, const TunedLayout *found, Arena *arena) {
+static const char *reason_of(const PlanRun *plan, const PlanTuning *tuning, const TunedLayout *found,
+                             Arena *arena) {
     const TunedLayout *best = &tuning->best[0];
     const char *text = "";
     if (found->bubble > 0.005) text = arena_printf(arena, "%sbubble %.0f %%, ", text, 100.0 * found->bubble);
@@ -32,6 +33,10 @@ static const char *reason_of(const PlanTuning *tuning, const TunedLayout *found,
                             found->layout.recompute == RECOMPUTE_SELECTIVE ? "what is cheap " : "");
     if (found->layout.offload != TUNE_AS_GIVEN)
         text = arena_printf(arena, "%s%s at the host, ", text, tune_offload_words[found->layout.offload]);
+    int n_ranks = 1;
+    for (int axis = 0; axis < N_AXES; axis++) n_ranks *= found->layout.size[axis];
+    if (n_ranks < plan->n_ranks)
+        text = arena_printf(arena, "%swith %d of %d devices, ", text, n_ranks, plan->n_ranks);
     if (found->layout.has_no_samples) text = arena_printf(arena, "%swithout samples, ", text);
     if (found == best) return arena_printf(arena, "%sthe fastest", text);
     const char *other = found->bytes < 0.97 * best->bytes ? ", with less memory" : "";
@@ -59,7 +64,8 @@ void plan_tune_print(const PlanRun *plan, const PlanTuning *tuning) {
                layout->size[AXIS_PP], schedule, layout->zero, (long long)layout->micro_batch,
                recompute_text(layout->recompute, recompute, sizeof recompute),
                format_bytes((uint64_t)found->bytes).text, format_duration(found->seconds).text,
-               format_count(found->tokens_per_s).text, 100.0 * found->mfu, reason_of(tuning, found, &arena));
+               format_count(found->tokens_per_s).text, 100.0 * found->mfu,
+               reason_of(plan, tuning, found, &arena));
     }
     printf("\n");
     for (int i = 0; i < tuning->n_best; i++)
@@ -91,7 +97,7 @@ static json_t *layout_json(const PlanRun *plan, const PlanTuning *tuning, const 
     json_object_set_new(object, "bubble", json_make_number(found->bubble));
     json_object_set_new(object, "mfu", json_make_number(found->mfu));
     json_object_set_new(object, "tokens_per_s", json_make_number(found->tokens_per_s));
-    json_object_set_new(object, "why", json_string(reason_of(tuning, found, arena)));
+    json_object_set_new(object, "why", json_string(reason_of(plan, tuning, found, arena)));
     json_object_set_new(object, "train", json_make_text(train_words(plan, found, arena)));
     return object;
 }
