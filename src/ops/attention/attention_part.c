@@ -164,6 +164,13 @@ static double pairs_below(int32_t q_first, int32_t q_last, int32_t k_first, int3
            pairs_up_to((double)q_first - k_first, n_keys);
 }
 
+/* Of a window: without those that are farther behind. */
+static double pairs_in_window(int32_t length, int32_t q_first, int32_t q_last, int32_t k_first,
+                              int32_t k_last) {
+    return pairs_below(q_first, q_last, k_first, k_last) -
+           pairs_below(q_first - length, q_last - length, k_first, k_last);
+}
+
 /* Pairs of a query and a key that it may see, documents aside. */
 static double visible_pairs(const Node *node, const Tensor *q, const Tensor *kv) {
     const AttentionPartAttributes *a = node->attributes;
@@ -174,8 +181,11 @@ static double visible_pairs(const Node *node, const Tensor *q, const Tensor *kv)
         if (!run_of(&a->queries, q->shape.dim[1], i / 2, &q_first, &q_last) ||
             !run_of(&a->keys, kv->shape.dim[1], i % 2, &k_first, &k_last))
             continue;
-        pairs += is_sparse(node) ? pairs_between(&pattern, q_first, q_last, k_first, k_last)
-                                 : pairs_below(q_first, q_last, k_first, k_last);
+        if (!is_sparse(node) || pattern.kind == PATTERN_DENSE)
+            pairs += pairs_below(q_first, q_last, k_first, k_last);
+        else if (pattern.kind == PATTERN_WINDOW)
+            pairs += pairs_in_window(pattern.number[0], q_first, q_last, k_first, k_last);
+        else pairs += pairs_between(&pattern, q_first, q_last, k_first, k_last);
     }
     return pairs * (double)q->shape.dim[0] * a->heads.n_heads;
 }
