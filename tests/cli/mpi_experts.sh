@@ -86,6 +86,14 @@ order=$(awk '$2 == "forward" && $3 ~ /^(expert_exchange_start|linear|grouped_lin
 [[ $order == "expert_exchange_start linear wait grouped_linear grouped_linear expert_exchange_start wait linear "* ]] ||
     fail "the exchange is not overlapped: $order"
 
+# In f16 every chunk of a stage scales its routers' and predictors' losses, not only the one with the head.
+for words in '--experts 3' '--depth-capacity 0.5'; do
+    # shellcheck disable=SC2086
+    ranks 2 verify --channels 14 --heads 7 --context 67 --hidden 16 --norm rmsnorm --dtype f16 --steps 2 --threads 1 --sample 4 \
+        --only 'interleaved|zb-v' $words
+    grep -q '^4 layouts .* 0 differ ' out || fail "in f16 $words: $(cat out)"
+done
+
 # What cannot be.
 ranks_refused "/--ep 2 divides the experts of a model among ranks, and this one has none/" 2 \
     "${small[@]}" --experts 0 --shared-experts 0 --ep 2
