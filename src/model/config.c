@@ -6,6 +6,7 @@
  * found good for the two small ones. */
 #include "model/config.h"
 
+#include "base/options/options_refuse.h"
 #include "ops/experts/experts.h"
 
 #include <math.h>
@@ -177,6 +178,22 @@ Status config_apply_preset(Options *options, const char *name, Error *error) {
         strncat(list, presets[i].name, sizeof list - strlen(list) - 1);
     }
     return error_user(error, "--model '%s' is not known; choose one of %s", name, list);
+}
+
+Status config_refuse_idle(const Options *options, const ModelConfig *config, Error *error) {
+    static const char *const of_experts[] = {"experts-per-token", "expert-every", "shared-experts",
+                                             "expert-hidden",     "router",       "router-gate",
+                                             "expert-capacity",   "balance-loss", "z-loss"};
+    enum { N_OF_EXPERTS = sizeof of_experts / sizeof of_experts[0] };
+    bool has_experts = config->n_experts > 0;
+    OptionCondition rules[N_OF_EXPERTS + 3] = {
+        {"rotary-theta", "--position rotary", config->position == POSITION_ROTARY},
+        {"depth-every", "--depth-capacity", config->depth_capacity > 0.0},
+        {"bias-rate", "--experts and --router balance-free",
+         has_experts && config->router == ROUTER_BALANCE_FREE}};
+    for (int i = 0; i < N_OF_EXPERTS; i++)
+        rules[3 + i] = (OptionCondition){of_experts[i], "--experts", has_experts};
+    return options_refuse_idle(options, rules, N_OF_EXPERTS + 3, OPTION_FROM_COMMAND, error);
 }
 
 int64_t config_head_size(const ModelConfig *config) {
