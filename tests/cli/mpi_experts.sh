@@ -94,6 +94,10 @@ for words in '--experts 3' '--depth-capacity 0.5'; do
     grep -q '^4 layouts .* 0 differ ' out || fail "in f16 $words: $(cat out)"
 done
 
+# Nor are their biases late where updates of weights are.
+ranks 2 verify --experts 8 --router balance-free --bias-rate 0.1 --delayed-update 1 --steps 4 --threads 1 --sample 2 --only 'dp 2'
+grep -q '^2 layouts .* 0 differ ' out || fail "biases of late updates: $(cat out)"
+
 # What cannot be.
 ranks_refused "/--ep 2 divides the experts of a model among ranks, and this one has none/" 2 \
     "${small[@]}" --experts 0 --shared-experts 0 --ep 2

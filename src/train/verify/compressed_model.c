@@ -7,7 +7,6 @@
 #include "base/half.h"
 #include "base/system/memory.h"
 #include "model/parameters.h"
-#include "ops/experts/experts.h"
 #include "parallel/sync/partition.h"
 
 #include <math.h>
@@ -173,32 +172,12 @@ static Status upload_weights(CompressedModel *model, int rank, Error *error) {
 /* What a share's routers report, to that of those before it. */
 static Status add_reports(CompressedModel *model, bool is_first, Error *error) {
     TrainStep *step = &model->training.step;
-    if (!model->bias) return STATUS_OK;
-    int64_t n = tensor_count(step->loss.reports);
+    int64_t n = model->n_reports;
+    if (!model->bias_moves) return STATUS_OK;
     TRY(executor_download(&step->executor, step->loss.reports, model->reports, error));
     float *sum = model->reports + n;
     for (int64_t i = 0; i < n; i++) sum[i] = model->reports[i] + (is_first ? 0.0F : sum[i]);
     return STATUS_OK;
-}
-
-/* An expert that had less than the mean of all shares goes up, one that had more down. */
-static Status move_biases(CompressedModel *model, Error *error) {
-    TrainStep *step = &model->training.step;
-    Tensor *bias = step->loss.parameters.router_bias;
-    if (!model->bias) return STATUS_OK;
-    int64_t E = model->training.config.n_experts, width = E + N_ROUTE_COUNTS;
-    const float *report = model->reports + tensor_count(step->loss.reports);
-    float rate = (float)model->training.config.bias_rate;
-    TRY(executor_download(&step->executor, bias, model->bias, error));
-    for (int64_t block = 0; block < shape_rows(bias->shape); block++, report += width) {
-        double sum = 0.0;
-        for (int64_t e = 0; e < E; e++) sum += (double)report[e];
-        for (int64_t e = 0; e < E; e++) {
-            double less = sum - (double)report[e] * (double)E;
-            model->bias[block * E + e] += less > 0.0 ? rate : less < 0.0 ? -rate : 0.0F;
-        }
-    }
-    return executor_upload(&step->executor, bias, model->bias, error);
 }
 
 static Status take_gradients(CompressedModel *model, int64_t step, double *loss, Error *error) {
@@ -226,7 +205,8 @@ static Status take_gradients(CompressedModel *model, int64_t step, double *loss,
         for (int64_t i = 0; i < model->n; i++) gradient[i] += (double)model->room[i];
         TRY(add_reports(model, r == 0, error));
     }
-    return move_biases(model, error);
+    return model->bias_moves ? verify_move_biases(&model->training, model->reports + model->n_reports, error)
+                             : STATUS_OK;
 }
 
 static double norm_of(const double *values, int64_t n) {
@@ -387,10 +367,9 @@ Status compressed_model_open(CompressedModel *model, const VerifyOptions *option
     TrainStep *step = &model->training.step;
     TRY(executor_download_f32(&step->executor, train_step_weights(step), 0, n, model->room, error));
     for (int64_t i = 0; i < n; i++) model->weights[i] = (double)model->room[i];
-    if (step->loss.parameters.router_bias) {
-        model->bias = ARENA_ARRAY(arena, float, tensor_count(step->loss.parameters.router_bias));
-        model->reports = ARENA_ARRAY(arena, float, 2 * tensor_count(step->loss.reports));
-    }
+    model->bias_moves = step->loss.parameters.router_bias != NULL;
+    model->n_reports = model->bias_moves ? tensor_count(step->loss.reports) : 0;
+    model->reports = ARENA_ARRAY(arena, float, 2 * model->n_reports);
     if (compression_is_lamb(model->compression)) compressed_lamb_open(model);
     if (compression_is_local(model->compression)) compressed_local_open(model);
     return build_parts(model, error);

@@ -55,9 +55,9 @@ typedef struct {
     double *own_weights, *own_momentum, *own_steps;
     double distance, keep;
     bool is_apart;
-    float
-        *bias; /* of routers that have some, which move by the choices of all shares; NULL: there are none */
-    float *reports; /* (2, as many as a step's) the last share's, and the sum */
+    bool bias_moves; /* routers have biases, which move by the choices of all shares: */
+    int64_t n_reports;
+    float *reports; /* (2, n_reports) what the last share's routers say, and the sum */
     Arena arena;
 } CompressedModel;
 
