@@ -103,6 +103,7 @@ ranks_refused "/--ep 2 divides the experts of a model among ranks, and this one 
     "${small[@]}" --experts 0 --shared-experts 0 --ep 2
 ranks_refused "/--ep 4 is more ranks than the model has experts \(3\); lower it to 2, and let --dp take the other/" 4 \
     "${small[@]}" --experts 3 --ep 4
+ranks_refused "/--ep 5 does not divide the 4 ranks of this run; choose --ep 2$/" 4 "${small[@]}" --experts 3 --ep 5
 ranks_refused "/--sync push is of whole models, and --ep 2 divides the experts among ranks/" 4 \
     "${small[@]}" --ep 2 --sync push
 ranks_refused "/--ep 6 is more ranks than the model has experts \(5\); lower it to 3/" 6 generate two2 --ep 6
