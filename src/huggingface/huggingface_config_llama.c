@@ -5,6 +5,8 @@
  * refused. */
 #include "huggingface/huggingface_config.h"
 
+#include "ops/experts/experts.h"
+
 #include <math.h>
 #include <string.h>
 
@@ -139,8 +141,13 @@ static Status read_window(const json_t *object, const char *path, const char *mo
 static Status read_experts(const json_t *object, const char *path, json_t *ours, Error *error) {
     int64_t experts, chosen;
     double balance = 0.001, jitter = 0.0; /* Mixtral's own where nothing is said */
-    TRY(json_field_int(object, path, "num_local_experts", 1, CONFIG_LARGEST, &experts, error));
+    TRY(json_field_int(object, path, "num_local_experts", 1, ROUTE_MAX_EXPERTS, &experts, error));
     TRY(json_field_int(object, path, "num_experts_per_tok", 1, experts, &chosen, error));
+    if (chosen > ROUTE_MAX_CHOSEN || (chosen == 1 && experts > 1)) /* one gate, normalised, is 1; here σ */
+        return error_user(
+            error, "%s: field 'num_experts_per_tok' is %lld, which is not supported; only 2 to %d are%s",
+            path, (long long)chosen, ROUTE_MAX_CHOSEN,
+            chosen == 1 ? ", since one expert's gate is its probability here, and 1 there" : "");
     if (config_field(object, "router_aux_loss_coef"))
         TRY(json_field_float(object, path, "router_aux_loss_coef", 0.0, 1e6, &balance, error));
     if (config_field(object, "router_jitter_noise"))

@@ -169,22 +169,10 @@ static Status refuse_other_optimizers(const TrainRun *run, Error *error) {
 static Status refuse_ignored(const TrainRun *run, Error *error) {
     const OptimizerOptions *optimizer = &run->values.optimizer;
     TRY(refuse_other_optimizers(run, error));
+    TRY(config_refuse_idle(&run->options, &run->values.model, error));
     const OptionCondition rules[] = {
         {"lr-decay", "--lr-schedule wsd", optimizer->schedule == LEARNING_RATE_WSD},
         {"lr-min", "a schedule that decays", optimizer->schedule != LEARNING_RATE_CONSTANT},
-        {"rotary-theta", "--position rotary", run->values.model.position == POSITION_ROTARY},
-        {"experts-per-token", "--experts", run->values.model.n_experts > 0},
-        {"expert-every", "--experts", run->values.model.n_experts > 0},
-        {"shared-experts", "--experts", run->values.model.n_experts > 0},
-        {"expert-hidden", "--experts", run->values.model.n_experts > 0},
-        {"router", "--experts", run->values.model.n_experts > 0},
-        {"router-gate", "--experts", run->values.model.n_experts > 0},
-        {"expert-capacity", "--experts", run->values.model.n_experts > 0},
-        {"balance-loss", "--experts", run->values.model.n_experts > 0},
-        {"z-loss", "--experts", run->values.model.n_experts > 0},
-        {"bias-rate", "--experts with --router balance-free",
-         run->values.model.n_experts > 0 && run->values.model.router == ROUTER_BALANCE_FREE},
-        {"depth-every", "--depth-capacity", run->values.model.depth_capacity > 0.0},
         {"any-order", "--device cuda", device_takes_gpu(run->values.train.device)},
         {"streams", "--device cuda", device_takes_gpu(run->values.train.device)},
         {"offload-share", "--offload", *run->values.offload.what != 0},

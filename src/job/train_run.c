@@ -378,7 +378,8 @@ static Status know_shape(TrainRun *run, Error *error) {
     enum { MOST_PLANNED_RANKS = 1 << 16 };
     const int64_t *sizes = run->values.parallel.size;
     int n_ranks = run->n_planned ? run->n_planned : run->launch->world.size;
-    const int64_t most[N_AXES] = {[AXIS_PP] = run->values.model.n_layers}; /* a stage has a block */
+    const int64_t most[N_AXES] = {[AXIS_PP] = run->values.model.n_layers,   /* a stage has a block, */
+                                  [AXIS_EP] = run->values.model.n_experts}; /* a rank an expert */
     return run->values.call.print_mesh && n_ranks == 1 && !run->n_planned
                ? mesh_shape_planned(sizes, MOST_PLANNED_RANKS, &run->shape, error)
                : mesh_shape_within(sizes, most, n_ranks, &run->shape, error);

@@ -181,6 +181,36 @@ static void say_offload(const TrainRun *run) {
     say_slow_bus(run);
 }
 
+/* Has the text, as far as this looks, a token that ends a document? */
+enum { DOCUMENT_LOOK = 1 << 22, DOCUMENT_PIECE = 1 << 12 };
+static bool has_documents(const Dataset *dataset, int64_t end, uint64_t n_tokens) {
+    int32_t tokens[DOCUMENT_PIECE];
+    for (uint64_t first = 0; first < n_tokens; first += DOCUMENT_PIECE) {
+        uint64_t n = n_tokens - first < DOCUMENT_PIECE ? n_tokens - first : DOCUMENT_PIECE;
+        dataset_read(dataset, DATASET_TRAIN, first, n, tokens);
+        for (uint64_t i = 0; i < n; i++)
+            if (tokens[i] == end) return true;
+    }
+    return false;
+}
+
+/* A mask between documents that the text does not have is a mistake that nothing else shows. */
+static void say_documents(const TrainRun *run) {
+    const Dataset *dataset = run->source.dataset;
+    uint64_t n_all = dataset_n_tokens(dataset, DATASET_TRAIN);
+    uint64_t n_tokens = n_all < DOCUMENT_LOOK ? n_all : DOCUMENT_LOOK;
+    int64_t end = run->values.model.document_end;
+    if (!run->values.model.document_mask || run->launch->world.rank > 0 ||
+        has_documents(dataset, end, n_tokens))
+        return;
+    log_warning(
+        &run->log,
+        "--document-mask: token %lld, which ends a document, is not among the%s %s tokens of the text: it "
+        "is one document, and nothing is masked; give documents as lines of a "
+        ".jsonl file or as files of a folder, or name the token by --document-end",
+        (long long)end, n_tokens < n_all ? " first" : "", format_count((double)n_tokens).text);
+}
+
 void train_say_plan(const TrainRun *run) {
     const ModelConfig *model = &run->values.model;
     const TrainOptions *train = &run->values.train;
@@ -193,6 +223,7 @@ void train_say_plan(const TrainRun *run) {
              format_count((double)dataset_n_tokens(run->source.dataset, DATASET_TRAIN)).text,
              format_count((double)dataset_n_tokens(run->source.dataset, DATASET_VALIDATION)).text,
              tokenizer_n_vocabulary(run->source.tokenizer), tokenizer_kind(run->source.tokenizer));
+    say_documents(run);
     log_note(&run->log, "memory %s: activations %s (sharing saved %s), %s; %s a step (standard: %s)",
              format_bytes(trainer_planned_bytes(&run->trainer)).text,
              format_bytes(plan->bytes[PLACE_ACTIVATION]).text,

@@ -6,6 +6,7 @@
  * found good for the two small ones. */
 #include "model/config.h"
 
+#include "base/options/options_refuse.h"
 #include "ops/experts/experts.h"
 
 #include <math.h>
@@ -16,24 +17,24 @@ enum { GPT2_VOCABULARY = 50257 };
 typedef struct {
     const char *name;
     int64_t layers, heads, channels, context;
-    int64_t vocabulary; /* 0: the tokenizer's */
-    const char *rate;   /* a learning rate that suits the size */
-    int64_t experts, per_token, expert_hidden;
+    int64_t vocabulary;             /* 0: the tokenizer's */
+    const char *rate;               /* a learning rate that suits the size */
+    int64_t experts, expert_hidden; /* experts of a token: as the router has them */
 } Preset;
 
 static const Preset presets[] = {
-    {"nano", 4, 4, 128, 128, 0, "3e-3", 0, 0, 0},
-    {"mini", 6, 6, 384, 256, 0, "1e-3", 0, 0, 0},
-    {"moe-mini", 4, 4, 128, 128, 0, "3e-3", 8, 2, 256}, /* as much work a token as nano */
-    {"gpt2", 12, 12, 768, 1024, GPT2_VOCABULARY, "6e-4", 0, 0, 0},
-    {"gpt2-moe-8x", 12, 12, 768, 1024, GPT2_VOCABULARY, "6e-4", 8, 2, 0},
-    {"gpt2-medium", 24, 16, 1024, 1024, GPT2_VOCABULARY, "3e-4", 0, 0, 0},
-    {"gpt2-large", 36, 20, 1280, 1024, GPT2_VOCABULARY, "2.5e-4", 0, 0, 0},
-    {"gpt2-xl", 48, 25, 1600, 1024, GPT2_VOCABULARY, "2e-4", 0, 0, 0},
-    {"gpt3-xl", 24, 16, 2048, 2048, GPT2_VOCABULARY, "2e-4", 0, 0, 0},
-    {"gpt3-13b", 40, 40, 5120, 2048, GPT2_VOCABULARY, "1e-4", 0, 0, 0},
-    {"gpt3-175b", 96, 96, 12288, 2048, GPT2_VOCABULARY, "6e-5", 0, 0, 0},
-    {"1t", 128, 160, 25600, 2048, 51200, "3e-5", 0, 0, 0}, /* the largest of Narayanan et al. 2021 */
+    {"nano", 4, 4, 128, 128, 0, "3e-3", 0, 0},
+    {"mini", 6, 6, 384, 256, 0, "1e-3", 0, 0},
+    {"moe-mini", 4, 4, 128, 128, 0, "3e-3", 8, 256}, /* as much work a token as nano */
+    {"gpt2", 12, 12, 768, 1024, GPT2_VOCABULARY, "6e-4", 0, 0},
+    {"gpt2-moe-8x", 12, 12, 768, 1024, GPT2_VOCABULARY, "6e-4", 8, 0},
+    {"gpt2-medium", 24, 16, 1024, 1024, GPT2_VOCABULARY, "3e-4", 0, 0},
+    {"gpt2-large", 36, 20, 1280, 1024, GPT2_VOCABULARY, "2.5e-4", 0, 0},
+    {"gpt2-xl", 48, 25, 1600, 1024, GPT2_VOCABULARY, "2e-4", 0, 0},
+    {"gpt3-xl", 24, 16, 2048, 2048, GPT2_VOCABULARY, "2e-4", 0, 0},
+    {"gpt3-13b", 40, 40, 5120, 2048, GPT2_VOCABULARY, "1e-4", 0, 0},
+    {"gpt3-175b", 96, 96, 12288, 2048, GPT2_VOCABULARY, "6e-5", 0, 0},
+    {"1t", 128, 160, 25600, 2048, 51200, "3e-5", 0, 0}, /* the largest of Narayanan et al. 2021 */
 };
 enum { N_PRESETS = sizeof presets / sizeof presets[0] };
 
@@ -167,7 +168,6 @@ Status config_apply_preset(Options *options, const char *name, Error *error) {
         TRY(options_set(options, "attention-pattern", has_own ? "" : pattern_of_preset(name),
                         OPTION_FROM_PRESET, error));
         TRY(options_set_int(options, "experts", preset->experts, OPTION_FROM_PRESET, error));
-        TRY(options_set_int(options, "experts-per-token", preset->per_token, OPTION_FROM_PRESET, error));
         TRY(options_set_int(options, "expert-hidden", preset->expert_hidden, OPTION_FROM_PRESET, error));
         if (options_find(options->command, "lr") < 0) return STATUS_OK; /* a command that does not train */
         return options_set(options, "lr", preset->rate, OPTION_FROM_PRESET, error);
@@ -178,6 +178,22 @@ Status config_apply_preset(Options *options, const char *name, Error *error) {
         strncat(list, presets[i].name, sizeof list - strlen(list) - 1);
     }
     return error_user(error, "--model '%s' is not known; choose one of %s", name, list);
+}
+
+Status config_refuse_idle(const Options *options, const ModelConfig *config, Error *error) {
+    static const char *const of_experts[] = {"experts-per-token", "expert-every", "shared-experts",
+                                             "expert-hidden",     "router",       "router-gate",
+                                             "expert-capacity",   "balance-loss", "z-loss"};
+    enum { N_OF_EXPERTS = sizeof of_experts / sizeof of_experts[0] };
+    bool has_experts = config->n_experts > 0;
+    OptionCondition rules[N_OF_EXPERTS + 3] = {
+        {"rotary-theta", "--position rotary", config->position == POSITION_ROTARY},
+        {"depth-every", "--depth-capacity", config->depth_capacity > 0.0},
+        {"bias-rate", "--experts and --router balance-free",
+         has_experts && config->router == ROUTER_BALANCE_FREE}};
+    for (int i = 0; i < N_OF_EXPERTS; i++)
+        rules[3 + i] = (OptionCondition){of_experts[i], "--experts", has_experts};
+    return options_refuse_idle(options, rules, N_OF_EXPERTS + 3, OPTION_FROM_COMMAND, error);
 }
 
 int64_t config_head_size(const ModelConfig *config) {

@@ -53,6 +53,9 @@ Status config_apply_preset(Options *options, const char *name, Error *error);
  * fits together; a mistake names the option to change. */
 Status config_complete(ModelConfig *config, int64_t tokenizer_vocabulary, Error *error);
 
+/* Options of the command line that do nothing in such a model are refused, as --router without --experts. */
+Status config_refuse_idle(const Options *options, const ModelConfig *config, Error *error);
+
 /* Has this block experts in the place of its MLP? Has any? */
 bool config_has_experts(const ModelConfig *config, int block);
 int config_n_expert_blocks(const ModelConfig *config);

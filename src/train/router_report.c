@@ -58,11 +58,20 @@ Status router_report_read(const ModelConfig *config, const Mesh *mesh, int64_t b
 }
 
 /* Does one expert get nearly everything? Where a token has several of few experts, one that all of them have
- * is no trouble. */
+ * is no trouble, and of a single token it says nothing. */
 static bool is_one(const ModelConfig *config, const RouterReport *report) {
     double most = (double)config->n_experts / (double)config->n_chosen; /* where every token wants the same */
+    if (report->n_tokens * config->n_experts < 2 * report->n_all) return false;
     if (most > 2.0) return report->busiest > 0.8 * most;
     return config->n_chosen == 1 && config->n_experts > 1 && report->busiest > 0.95 * most;
+}
+
+/* Does half of the experts get nothing, of those that could: a step with fewer choices than experts leaves
+ * some without, however well it chooses? */
+static bool are_few(const ModelConfig *config, const RouterReport *report) {
+    int64_t n_choices = report->n_tokens * config->n_chosen; /* of all blocks, as n_all */
+    int64_t n_possible = n_choices < report->n_all ? n_choices : report->n_all;
+    return config->n_experts > 2 && 2 * (report->n_all - report->n_empty) <= n_possible;
 }
 
 static const char *advice_for(const ModelConfig *config) {
@@ -78,8 +87,8 @@ static const char *advice_for(const ModelConfig *config) {
 }
 
 bool router_report_is_bad(const ModelConfig *config, const RouterReport *report, char *text, size_t n_bytes) {
-    bool is_few = config->n_experts > 2 && 2 * report->n_empty >= report->n_all;
-    if (!report->is_there || !(is_one(config, report) || is_few || report->dropped > 0.5)) return false;
+    if (!report->is_there || !(is_one(config, report) || are_few(config, report) || report->dropped > 0.5))
+        return false;
     snprintf(
         text, n_bytes,
         "the router has collapsed: the busiest expert has %.1f times its share, %lld of %lld experts got "

@@ -56,6 +56,10 @@ refused "/--pattern: attention pattern '' is not known/" bench attention --patte
 refused "/--pattern: attention pattern 'window:99999999999': choose its number 1 from 1 to 16777216/" \
     bench attention --pattern window:99999999999
 refused '/--pattern/' bench step --pattern window:3
+refused "/--attention means nothing to 'bench attention'/" bench attention --attention window:3
+refused "/--document-mask means nothing to 'bench experts'/" bench experts --experts 4 --document-mask --document-end 3
+refused '/--router means something only with --experts/' bench step --router switch
+refused '/--depth-every means something only with --depth-capacity/' bench step --depth-every 1
 refused '/step, ops, generate, experts, attention or machine/' bench nothing
 refused '/--experts/' bench experts --model nano
 refused '/--clip/' bench experts --experts 4 --clip 1

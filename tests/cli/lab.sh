@@ -142,6 +142,13 @@ grep -Eq 'At .* FLOPs (none|switch|expert-choice) has learned m' out || fail "no
 [[ $(grep -c '^# series' mixed/experts-loss.dat) == 3 && -s mixed/experts-time.dat ]] || fail "$(head mixed/experts-loss.dat)"
 [[ -z $(find mixed -mindepth 1 -type d) ]] || fail "runs are left behind: $(ls mixed)"
 
+# Options of experts are of those ways that know them; what one of them cannot be is said before the first is trained.
+pgpt lab experts --ways dense,switch,balance-free,topk --experts 4 --steps 4 --points 1 --threads 1 --json --out own -- \
+    --layers 2 --heads 2 --channels 16 --context 16 --batch 2 --expert-capacity 0.25 --balance-loss=0.1 --z-loss 0 \
+    --router-gate sigmoid --bias-rate 0.1
+(($(tail -n 1 out | grep -o '"dropped":0[.][1-9]' | wc -l) == 3)) || fail "nothing is dropped: $(tail -n 1 out)"
+refused '/--router expert-choice and --depth-capacity do not go together/' lab experts -- --depth-capacity 0.5
+
 # A study that is told to stop ends its run, and leaves nothing of it.
 stopped() {
     "$PGPT" lab "$@" --threads 1 --out stopped -- --layers 2 --heads 2 --channels 16 --context 16 --batch 2 >out 2>err &

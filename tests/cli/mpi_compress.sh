@@ -26,6 +26,8 @@ ranks 4 verify "${few[@]}" --compress 1bit-lamb --optimizer lamb --steps 8 --sam
 grep -q ' 0 differ' out || fail "1bit-lamb: $(cat out)"
 ranks 3 verify "${few[@]}" --compress 1bit-lamb --optimizer lamb --experts 3 --sample 2
 grep -q ' 0 differ' out || fail "1bit-lamb with experts: $(cat out)"
+ranks 3 verify "${few[@]}" --compress int8 --experts 3 --router balance-free --bias-rate 0.1 --sample 2 --only 'dp 3'
+grep -q ' 0 differ' out || fail "int8 with biases that move: $(cat out)"
 is_long && ranks 4 verify --threads 1 --compress 1bit-lamb --optimizer lamb --steps 8
 is_long && for way in 1bit-adam int8 topk:0.1; do ranks 4 verify --threads 1 --compress "$way" --steps 8; done
 

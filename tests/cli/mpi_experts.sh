@@ -86,11 +86,24 @@ order=$(awk '$2 == "forward" && $3 ~ /^(expert_exchange_start|linear|grouped_lin
 [[ $order == "expert_exchange_start linear wait grouped_linear grouped_linear expert_exchange_start wait linear "* ]] ||
     fail "the exchange is not overlapped: $order"
 
+# In f16 every chunk of a stage scales its routers' and predictors' losses, not only the one with the head.
+for words in '--experts 3' '--depth-capacity 0.5'; do
+    # shellcheck disable=SC2086
+    ranks 2 verify --channels 14 --heads 7 --context 67 --hidden 16 --norm rmsnorm --dtype f16 --steps 2 --threads 1 --sample 4 \
+        --only 'interleaved|zb-v' $words
+    grep -q '^4 layouts .* 0 differ ' out || fail "in f16 $words: $(cat out)"
+done
+
+# Nor are their biases late where updates of weights are.
+ranks 2 verify --experts 8 --router balance-free --bias-rate 0.1 --delayed-update 1 --steps 4 --threads 1 --sample 2 --only 'dp 2'
+grep -q '^2 layouts .* 0 differ ' out || fail "biases of late updates: $(cat out)"
+
 # What cannot be.
 ranks_refused "/--ep 2 divides the experts of a model among ranks, and this one has none/" 2 \
     "${small[@]}" --experts 0 --shared-experts 0 --ep 2
 ranks_refused "/--ep 4 is more ranks than the model has experts \(3\); lower it to 2, and let --dp take the other/" 4 \
     "${small[@]}" --experts 3 --ep 4
+ranks_refused "/--ep 5 does not divide the 4 ranks of this run; choose --ep 2$/" 4 "${small[@]}" --experts 3 --ep 5
 ranks_refused "/--sync push is of whole models, and --ep 2 divides the experts among ranks/" 4 \
     "${small[@]}" --ep 2 --sync push
 ranks_refused "/--ep 6 is more ranks than the model has experts \(5\); lower it to 3/" 6 generate two2 --ep 6

@@ -49,6 +49,13 @@ for n in 2 3 5; do
     done
 done
 
+# An option that does nothing in such a model is refused, rather than another model compared. --all has experts, with what
+# is said of them.
+ranks_refused '/--router means something only with --experts/' 2 verify --router switch
+ranks_refused '/--depth-every means something only with --depth-capacity/' 2 verify --depth-every 1
+ranks 2 verify --all --router switch --only 'ep 2' --sample 4 --steps 1 --threads 1
+grep -q ' 0 differ ' out || fail "--all --router switch: $(cat out)"
+
 # One sum left out: found in the first step, in a tensor of that bucket, in every layout.
 for bucket in 1 2; do
     code=0

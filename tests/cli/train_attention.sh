@@ -14,6 +14,14 @@ refused "/--document-end 99999999 is not one of the/" train --document-mask --do
 printf 'a text of letters, none of which ends it. %.0s' {1..80} >letters.txt
 refused "/the tokenizer has none.*--document-end/" train --data letters.txt --tokenizer char --document-mask
 
+# A text without a token that ends documents is one: said, since nothing else shows it.
+few=(--layers 1 --heads 1 --channels 8 --context 16 --batch 2 --steps 1 --sample-tokens 0 --no-save)
+pgpt train "${few[@]}" --data letters.txt --tokenizer word --document-mask
+grep -q 'warning: --document-mask: token .* is not among the .* tokens of the text' err || fail "no word of it: $(cat err)"
+for i in {1..60}; do echo "{\"text\": \"text number $i\"}"; done >many.jsonl
+pgpt train "${few[@]}" --data many.jsonl --tokenizer word --document-mask
+! grep -q warning err || fail "a warning where there are documents: $(cat err)"
+
 options=(--model nano --layers 3 --heads 2 --channels 16 --context 32 --batch 4 --eval-every 0 --eval-batches 2
     --sample-tokens 0 --seed 3 --attention-pattern 'window:5,dense' --document-mask)
 pgpt train "${options[@]}" --steps 12 --out whole

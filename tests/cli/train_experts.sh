@@ -51,3 +51,14 @@ refused '/--balance-loss -0.5: a loss has no negative weight; choose one from 0 
 refused '/--z-loss -0.001: a loss has no negative weight/' train "${small[@]}" --z-loss -0.001 --steps 1
 refused '/--router gshard sends a token to 2 experts, and there are --experts 1; choose more, or take --router topk/' \
     train "${small[@]}" --experts 1 --router gshard --steps 1
+
+# Who trains a model further may do it with other losses and another capacity; what it is made of stays.
+pgpt train --init topk --balance-loss 0.5 --z-loss 0 --expert-capacity 1 --batch 4 --steps 1 --out further
+for option in 'balance-loss = 0.5' 'z-loss = 0' 'expert-capacity = 1'; do
+    grep -q "^$option\$" further/config.ini || fail "no $option: $(grep -e loss -e capacity further/config.ini)"
+done
+refused '/has --experts 4, not 8; leave out --experts/' train --init topk --experts 8 --steps 1
+
+# The experts of a token are the router's where the model's name does not say more.
+pgpt train --model moe-mini --router switch --print-program
+grep -q 'route .*(2048,1)' out || fail "not one expert a token: $(grep ' route ' out)"

@@ -130,7 +130,10 @@ static void mixtrals_that_are_not_ours_are_refused(void **state) {
     refuse_mixtral("\"sliding_window\": 8.5", "config.json|sliding_window");
     refuse_mixtral("\"num_experts_per_tok\": 5", "config.json|num_experts_per_tok");
     refuse_mixtral("\"num_experts_per_tok\": 0", "config.json|num_experts_per_tok");
-    refuse_mixtral("\"num_local_experts\": 2000000", "config.json|experts");
+    refuse_mixtral("\"num_experts_per_tok\": 1", "config.json|num_experts_per_tok|probability");
+    refuse_mixtral("\"num_local_experts\": 80, \"num_experts_per_tok\": 70",
+                   "config.json|num_experts_per_tok|64");
+    refuse_mixtral("\"num_local_experts\": 1025", "config.json|num_local_experts|1024");
     refuse_mixtral("\"num_local_experts\": null", "config.json|num_local_experts");
     refuse_mixtral("\"router_jitter_noise\": 0.1", "config.json|router_jitter_noise");
     refuse_mixtral("\"num_attention_heads\": 5", "config.json|num_attention_heads|5|24");

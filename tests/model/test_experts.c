@@ -179,13 +179,36 @@ static void few_experts_collapse(void **state) {
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         ModelConfig config = {
             .n_experts = cases[i].n_experts, .n_chosen = cases[i].n_chosen, .router = cases[i].router};
-        RouterReport report = {.is_there = true, .busiest = cases[i].busiest, .n_all = cases[i].n_experts};
+        RouterReport report = {
+            .is_there = true, .busiest = cases[i].busiest, .n_all = cases[i].n_experts, .n_tokens = 100};
         char text[512] = "";
         assert_int_equal(router_report_is_bad(&config, &report, text, sizeof text), cases[i].is_bad);
         const char *own = cases[i].router == ROUTER_BALANCE_FREE    ? "--router balance-free"
                           : cases[i].router == ROUTER_EXPERT_CHOICE ? "--router expert-choice"
                                                                     : "--router switch";
         assert_null(strstr(text, own)); /* it is taken already */
+    }
+}
+
+/* Where a step has fewer choices than there are experts, some get nothing: no fault of the router. */
+static void few_tokens_are_no_collapse(void **state) {
+    (void)state;
+    static const struct {
+        int64_t n_experts, n_chosen, n_tokens, n_empty; /* of two blocks together */
+        double busiest;
+        bool is_bad;
+    } cases[] = {{4, 1, 2, 6, 4.0, false},    {8, 2, 2, 12, 4.0, false},   {8, 1, 8, 9, 4.0, false},
+                 {61, 2, 20, 90, 9.0, false}, {61, 2, 20, 103, 9.0, true}, {8, 1, 8, 14, 8.0, true},
+                 {8, 1, 64, 7, 4.0, false},   {8, 1, 64, 8, 4.0, true}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        ModelConfig config = {.n_experts = cases[i].n_experts, .n_chosen = cases[i].n_chosen};
+        RouterReport report = {.is_there = true,
+                               .busiest = cases[i].busiest,
+                               .n_empty = cases[i].n_empty,
+                               .n_all = 2 * cases[i].n_experts,
+                               .n_tokens = cases[i].n_tokens};
+        char text[512] = "";
+        assert_int_equal(router_report_is_bad(&config, &report, text, sizeof text), cases[i].is_bad);
     }
 }
 
@@ -304,8 +327,8 @@ int main(void) {
         cmocka_unit_test(one_expert_is_the_mlp),         cmocka_unit_test(endless_room_drops_nothing),
         cmocka_unit_test(reports_count_each_token_once), cmocka_unit_test(all_want_the_same),
         cmocka_unit_test(more_experts_than_tokens),      cmocka_unit_test(losses_have_their_gradients),
-        cmocka_unit_test(few_experts_collapse),          cmocka_unit_test(biases_even_out_the_load),
-        cmocka_unit_test(wrong_sizes_are_refused),
+        cmocka_unit_test(few_experts_collapse),          cmocka_unit_test(few_tokens_are_no_collapse),
+        cmocka_unit_test(biases_even_out_the_load),      cmocka_unit_test(wrong_sizes_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

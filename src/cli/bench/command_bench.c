@@ -169,6 +169,9 @@ static const OptionUse limited_options[] = {
     {"loss-chunk", FOR_STEP | FOR_OPS},
     {"dropout", FOR_STEP | FOR_OPS},
     {"any-order", FOR_STEP | FOR_OPS | FOR_ATTENTION},
+    {"attention", FOR_STEP | FOR_OPS | FOR_GENERATE}, /* bench attention has --pattern */
+    {"attention-pattern", FOR_STEP | FOR_OPS | FOR_GENERATE},
+    {"document-mask", FOR_STEP | FOR_OPS | FOR_GENERATE},
     {"pattern", FOR_ATTENTION},
     {"document-length", FOR_ATTENTION},
     {"streams", FOR_STEP},
@@ -220,6 +223,7 @@ static Status run_bench(Options *options, BenchCall *call, Error *error) {
     if (takes_gpu && benchmark->mask == FOR_OPS) TRY(choose_gpu_sizes(options, error));
     TRY(config_apply_preset(options, call->setup.model.preset, error));
     if (!call->setup.model.vocabulary) call->setup.model.vocabulary = USUAL_VOCABULARY;
+    TRY(config_refuse_idle(options, &call->setup.model, error));
     TRY(config_complete(&call->setup.model, call->setup.model.vocabulary, error));
     const ModelConfig *model = &call->setup.model;
     const OptionCondition of_experts[] = {{"one-expert", "--experts with --router balance-free",

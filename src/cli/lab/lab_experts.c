@@ -9,6 +9,7 @@
 #include "device/device.h"
 #include "job/train_run.h"
 #include "lab/launch/launch_child.h"
+#include "ops/experts/experts.h"
 #include "run/interrupt.h"
 
 #include <inttypes.h>
@@ -50,6 +51,8 @@ static const char *const examples[] = {
     "pgpt lab experts",
     "two routers on a text of one's own",
     "pgpt lab experts --ways dense,topk,balance-free --steps 2000 -- --data book.txt",
+    "experts that drop what is more than their share",
+    "pgpt lab experts --ways dense,switch,topk -- --expert-capacity 1.25",
     NULL,
 };
 
@@ -59,7 +62,8 @@ const OptionCommand lab_experts_command = {
     .description =
         "Trains a model with an MLP, and the same with experts in its place, of each router. K experts of a token have a K-th of "
         "the MLP's hidden channels each, and all runs have the same FLOPs, so what differs is how much the model holds. Draws "
-        "validation loss against FLOPs and against time, and the load of every expert over time.",
+        "validation loss against FLOPs and against time, and the load of every expert over time. Options of experts behind '--', "
+        "as --expert-capacity, are of the ways that know them.",
     .positionals = positionals,
     .groups = groups,
     .examples = examples,
@@ -68,9 +72,13 @@ const OptionCommand lab_experts_command = {
 
 /* ---- What is asked for */
 
-static const ExpertWay ways[] = {{"dense", 0},         {"switch", 1},      {"topk", -1},
-                                 {"gshard", 2},        {"noisy-topk", -1}, {"balance-free", -1},
-                                 {"expert-choice", -1}};
+static const ExpertWay ways[] = {{"dense", 0, 0},
+                                 {"switch", 1, ROUTER_SWITCH},
+                                 {"topk", -1, ROUTER_TOPK},
+                                 {"gshard", 2, ROUTER_GSHARD},
+                                 {"noisy-topk", -1, ROUTER_NOISY_TOPK},
+                                 {"balance-free", -1, ROUTER_BALANCE_FREE},
+                                 {"expert-choice", -1, ROUTER_EXPERT_CHOICE}};
 enum { N_WAYS = sizeof ways / sizeof ways[0] };
 static const char all_ways[] = "dense,switch,topk,balance-free,gshard,noisy-topk,expert-choice";
 
@@ -120,6 +128,49 @@ static const char *const ours[] = {"out",
                                    "shared-experts",
                                    NULL};
 
+/* Options of pgpt train that not every way has a use for, and who has. */
+static bool is_of_others(const ExpertWay *way, const char *word) {
+    static const struct {
+        const char *option, *of;
+    } limited[] = {
+        {"--expert-capacity", NULL}, {"--balance-loss", NULL},          {"--z-loss", NULL},
+        {"--router-gate", "topk"},   {"--router-gate", "balance-free"}, {"--bias-rate", "balance-free"},
+    };
+    bool is_limited = false;
+    for (size_t i = 0; i < sizeof limited / sizeof limited[0]; i++) {
+        size_t n = strlen(limited[i].option);
+        if (strncmp(word, limited[i].option, n) != 0 || (word[n] && word[n] != '=')) continue;
+        is_limited = true;
+        if (way->n_chosen && (!limited[i].of || strcmp(limited[i].of, way->name) == 0)) return false;
+    }
+    return is_limited;
+}
+
+/* What is behind '--', for one way: words that say nothing there are left out, with their values. */
+static int add_own_words(const ExpertsStudy *study, const ExpertWay *way, const char **words, int n) {
+    for (int k = 0; k < study->options->n_arguments && n + 1 < MOST_WORDS; k++) {
+        const char *word = study->options->arguments[k];
+        if (!is_of_others(way, word)) words[n++] = word;
+        else k += !strchr(word, '=');
+    }
+    return n;
+}
+
+/* A way that cannot be is refused before the others are trained. */
+static Status check_ways(const ExpertsStudy *study, const ModelConfig *model, Error *error) {
+    for (int i = 0; i < study->n_ways && error->status == STATUS_OK; i++) {
+        const ExpertWay *way = &study->way[i];
+        ModelConfig config = *model;
+        config.n_experts = way->n_chosen ? study->call->n_experts : 0;
+        config.n_chosen = way->n_chosen;
+        config.router = way->router;
+        if (config.router != ROUTER_TOPK && config.router != ROUTER_BALANCE_FREE)
+            config.router_gate = GATE_SOFTMAX;
+        config_complete(&config, 1, error);
+    }
+    return error->status;
+}
+
 static Status read_call(ExpertsStudy *study, Error *error) {
     TrainCommand values;
     Options train;
@@ -132,6 +183,7 @@ static Status read_call(ExpertsStudy *study, Error *error) {
     if (error->status == STATUS_OK && values.model.n_experts)
         error_user(error, "--model %s has experts already; name one without, as nano or mini",
                    plain(values.model.preset).text);
+    if (error->status == STATUS_OK) check_ways(study, &values.model, error);
     if (error->status == STATUS_OK) config_complete(&values.model, 1, error);
     study->n_hidden = values.model.n_hidden;
     study->preset =
@@ -146,6 +198,11 @@ typedef struct {
     Launcher launcher;
     RunFolder folder;
 } Runs;
+
+/* Channels of an expert: so that those of a token have the MLP's. */
+static int64_t hidden_of(const ExpertsStudy *study, const ExpertWay *way) {
+    return study->n_hidden > way->n_chosen ? study->n_hidden / way->n_chosen : 1;
+}
 
 /* A run of way i, with its folder's metrics left behind. */
 static Status train(ExpertsStudy *study, Runs *runs, int i, int64_t n_steps, bool is_probe, Error *error) {
@@ -174,7 +231,7 @@ static Status train(ExpertsStudy *study, Runs *runs, int i, int64_t n_steps, boo
                                is_probe ? 0 : (n_steps + study->call->n_points - 1) / study->call->n_points,
                                study->call->n_experts,
                                way->n_chosen,
-                               way->n_chosen ? study->n_hidden / way->n_chosen : 0};
+                               way->n_chosen ? hidden_of(study, way) : 0};
     for (int k = 0; k < 6; k++) snprintf(number[k], sizeof number[k], "%" PRId64, numbers[k]);
     snprintf(out, sizeof out, "%.4000s/%s%s", runs->folder.path, way->name, is_probe ? "-probe" : "");
     if (way->n_chosen) {
@@ -183,8 +240,7 @@ static Status train(ExpertsStudy *study, Runs *runs, int i, int64_t n_steps, boo
             number[4],  "--expert-hidden", number[5]};
         for (int k = 0; k < 8; k++) words[n++] = more[k];
     }
-    for (int k = 0; k < study->options->n_arguments && n + 1 < MOST_WORDS; k++)
-        words[n++] = study->options->arguments[k];
+    add_own_words(study, way, words, n);
     const char *const *command = launcher_words(&runs->launcher, 1, words);
     ChildResult result = {0};
     TRY(child_run(&(ChildSetup){.words = command, .timeout_s = study->values->runs.timeout}, &result, error));

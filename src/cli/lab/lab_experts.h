@@ -23,6 +23,7 @@ typedef struct {
 typedef struct {
     const char *name;
     int64_t n_chosen; /* experts of a token; 0: there are none; -1: as many as --experts-per-token */
+    int router;       /* RouterKind */
 } ExpertWay;
 
 typedef struct {

@@ -9,7 +9,7 @@ static const OptionSpec call_specs[] = {
     OPTION_BOOL(
         "all", VerifyCallOptions, all, false,
         "every layout of 1, 2, 3, 4, 6 and 8 ranks, as far as there are so many, of a model like GPT-2, one "
-        "like Llama, one with experts and one of several depths, tied and untied"),
+        "like Llama, one with experts, one of several depths, tied and untied, and one with sparse attention"),
     OPTION_INT("sample", VerifyCallOptions, n_sample, -1, -1, 1 << 30,
                "at most so many layouts, in which every choice meets every other; 0: all of them; -1: 100, "
                "with --all all of them"),
@@ -135,6 +135,17 @@ static Status check_channels(const ModelConfig *model, Error *error) {
         (long long)model->n_channels, FEWEST_CHANNELS);
 }
 
+/* --all has models of every kind. */
+static Status refuse_idle(const Verify *run, Error *error) {
+    ModelConfig config = run->values.model;
+    if (run->values.call.all) {
+        config.position = POSITION_ROTARY;
+        config.depth_capacity = 1.0;
+        config.n_experts = 1;
+    }
+    return config_refuse_idle(&run->options, &config, error);
+}
+
 /* Small, but with everything that a layout could get wrong: several blocks, an odd vocabulary, dropout. With
  * --all smaller, since there are thousands. */
 static Status read_model(Verify *run, Error *error) {
@@ -151,6 +162,7 @@ static Status read_model(Verify *run, Error *error) {
         if (options_source(options, small[i].name) < OPTION_FROM_PRESET)
             TRY(options_set(options, small[i].name, value, OPTION_FROM_PRESET, error));
     }
+    TRY(refuse_idle(run, error));
     TRY(config_complete(&run->values.model, run->values.model.vocabulary, error));
     return check_channels(&run->values.model, error);
 }
@@ -172,7 +184,6 @@ static Status make_experts(VerifyModel *model, Error *error) {
     model->name = "experts";
     model->is_special = true;
     model->config.n_experts = 5;
-    model->config.n_chosen = 2;
     model->config.expert_every = model->config.n_layers > 1 ? 2 : 1;
     model->config.n_shared_experts = 1;
     model->config.expert_hidden = model->config.n_channels;

@@ -67,8 +67,8 @@ Status pattern_parse(const char *text, size_t n, AttentionPattern *pattern, Erro
         pattern->number[n_read++] = (int32_t)number;
     }
     if (n_read < n_numbers || at < end)
-        return error_user(error, "attention pattern '%.*s' is not of the form %s, all of them whole numbers",
-                          (int)n, text, kinds[pattern->kind].form);
+        return error_user(error, "attention pattern '%.*s' is not of the form %s%s", (int)n, text,
+                          kinds[pattern->kind].form, n_numbers ? ", all of them whole numbers" : "");
     return check_numbers(pattern, text, (int)n, error);
 }
 

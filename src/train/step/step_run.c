@@ -334,9 +334,12 @@ static Status upload_numbers(TrainStep *step, const Tensor *tensor, const float 
     return STATUS_OK;
 }
 
+/* Every chunk has its own: its routers' and predictors' losses are scaled, whether it has the head or not. */
 static Status upload_scale(TrainStep *step, Error *error) {
     float value = (float)step->scale.value;
-    return upload_numbers(step, step->loss.scale, &value, error);
+    for (int chunk = 0; chunk < step->n_chunks; chunk++)
+        TRY(upload_numbers(step, step->chunk[chunk].loss.scale, &value, error));
+    return STATUS_OK;
 }
 
 /* Which nodes step `index` runs. */

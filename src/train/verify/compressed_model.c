@@ -169,6 +169,17 @@ static Status upload_weights(CompressedModel *model, int rank, Error *error) {
     return train_step_upload(&model->training.step, 0, model->n, model->room, error);
 }
 
+/* What a share's routers report, to that of those before it. */
+static Status add_reports(CompressedModel *model, bool is_first, Error *error) {
+    TrainStep *step = &model->training.step;
+    int64_t n = model->n_reports;
+    if (!model->bias_moves) return STATUS_OK;
+    TRY(executor_download(&step->executor, step->loss.reports, model->reports, error));
+    float *sum = model->reports + n;
+    for (int64_t i = 0; i < n; i++) sum[i] = model->reports[i] + (is_first ? 0.0F : sum[i]);
+    return STATUS_OK;
+}
+
 static Status take_gradients(CompressedModel *model, int64_t step, double *loss, Error *error) {
     TrainStep *training = &model->training.step;
     int64_t batch = model->options->setting.batch, n_ranks = model->n_ranks;
@@ -192,8 +203,10 @@ static Status take_gradients(CompressedModel *model, int64_t step, double *loss,
         TRY(executor_download_f32(&training->executor, train_step_gradients(training), 0, model->n,
                                   model->room, error));
         for (int64_t i = 0; i < model->n; i++) gradient[i] += (double)model->room[i];
+        TRY(add_reports(model, r == 0, error));
     }
-    return STATUS_OK;
+    return model->bias_moves ? verify_move_biases(&model->training, model->reports + model->n_reports, error)
+                             : STATUS_OK;
 }
 
 static double norm_of(const double *values, int64_t n) {
@@ -354,6 +367,9 @@ Status compressed_model_open(CompressedModel *model, const VerifyOptions *option
     TrainStep *step = &model->training.step;
     TRY(executor_download_f32(&step->executor, train_step_weights(step), 0, n, model->room, error));
     for (int64_t i = 0; i < n; i++) model->weights[i] = (double)model->room[i];
+    model->bias_moves = step->loss.parameters.router_bias != NULL;
+    model->n_reports = model->bias_moves ? tensor_count(step->loss.reports) : 0;
+    model->reports = ARENA_ARRAY(arena, float, 2 * model->n_reports);
     if (compression_is_lamb(model->compression)) compressed_lamb_open(model);
     if (compression_is_local(model->compression)) compressed_local_open(model);
     return build_parts(model, error);

@@ -55,6 +55,9 @@ typedef struct {
     double *own_weights, *own_momentum, *own_steps;
     double distance, keep;
     bool is_apart;
+    bool bias_moves; /* routers have biases, which move by the choices of all shares: */
+    int64_t n_reports;
+    float *reports; /* (2, n_reports) what the last share's routers say, and the sum */
     Arena arena;
 } CompressedModel;
 

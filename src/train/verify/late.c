@@ -19,6 +19,17 @@ static Status update(Late *late, const float *gradient, int64_t index, Error *er
                              &late->reference->norms[index], error);
 }
 
+static Status move_biases(Late *late, Error *error) {
+    TrainStep *step = &late->training.step;
+    if (!step->loss.parameters.router_bias) return STATUS_OK;
+    Arena arena = {0};
+    float *reports = ARENA_ARRAY(&arena, float, tensor_count(step->loss.reports));
+    if (executor_download(&step->executor, step->loss.reports, reports, error) == STATUS_OK)
+        verify_move_biases(&late->training, reports, error);
+    arena_free(&arena);
+    return error->status;
+}
+
 static Status run(Late *late, Error *error) {
     TrainStep *step = &late->training.step;
     VerifyReference *reference = late->reference;
@@ -31,9 +42,11 @@ static Status run(Late *late, Error *error) {
         reference->losses[i] = result.loss;
         TRY(executor_download_f32(&step->executor, train_step_gradients(step), 0, late->n_elements, late->now,
                                   error));
-        if (is_pending) TRY(update(late, late->kept, i - 1, error));
+        bool was_pending = is_pending;
+        if (was_pending) TRY(update(late, late->kept, i - 1, error));
         is_pending = i >= n_prompt && i + 1 < n_steps;
         if (!is_pending) TRY(update(late, late->now, i, error));
+        if (is_pending && !was_pending) TRY(move_biases(late, error)); /* which are never late */
         float *free = late->kept;
         late->kept = late->now;
         late->now = free;

@@ -1,6 +1,7 @@
 #include "train/verify/training.h"
 
 #include "base/random.h"
+#include "ops/experts/experts.h"
 
 enum { ALONE = 8 }; /* one token in so many follows from nothing */
 
@@ -119,4 +120,27 @@ void verify_training_close(VerifyTraining *training) {
     train_step_close(&training->step);
     device_close(&training->memory);
     parameters_free(&training->table);
+}
+
+/* An expert that had less than the mean goes up, one that had more down. */
+Status verify_move_biases(VerifyTraining *training, const float *reports, Error *error) {
+    Executor *executor = &training->step.executor;
+    Tensor *tensor = training->step.loss.parameters.router_bias;
+    int64_t E = training->config.n_experts;
+    float rate = (float)training->config.bias_rate;
+    Arena arena = {0};
+    float *bias = ARENA_ARRAY(&arena, float, tensor_count(tensor));
+    executor_download(executor, tensor, bias, error);
+    for (int64_t block = 0; block < shape_rows(tensor->shape); block++) {
+        const float *choices = reports + block * (E + N_ROUTE_COUNTS);
+        double sum = 0.0;
+        for (int64_t e = 0; e < E; e++) sum += (double)choices[e];
+        for (int64_t e = 0; e < E; e++) {
+            double less = sum - (double)choices[e] * (double)E;
+            bias[block * E + e] += less > 0.0 ? rate : less < 0.0 ? -rate : 0.0F;
+        }
+    }
+    if (error->status == STATUS_OK) executor_upload(executor, tensor, bias, error);
+    arena_free(&arena);
+    return error->status;
 }

@@ -42,6 +42,9 @@ Status verify_training_open(VerifyTraining *training, const VerifySetting *setti
                             const Pipeline *pipeline, double clip, Error *error);
 void verify_training_close(VerifyTraining *training);
 
+/* Biases of --router balance-free move by a batch's reports, as in an update, where none is run. */
+Status verify_move_biases(VerifyTraining *training, const float *reports, Error *error);
+
 /* Sequences of the run. The task is one that a model of this size learns in a few steps: each token follows
  * from the one before it, but for one in eight that is drawn at random. Gradients are then neither tiny nor
  * all alike, and a sum that is missing anywhere shows in the first step. */
