@@ -227,13 +227,13 @@ static size_t find_live_peak(const Graph *graph, Storage *const *order, int coun
     return (size_t)most;
 }
 
-static Status lay_out_persistent(Graph *graph, MemoryPlan *plan, Error *error) {
-    size_t total = 0;
+/* Those that lie first, or the others. */
+static Status lay_out_some(Graph *graph, MemoryPlan *plan, bool first, size_t *total, Error *error) {
     for (int i = 0; i < graph->n_tensors; i++) {
         Tensor *tensor = graph->tensor[i];
         size_t n_bytes = laid_out(tensor);
-        if (tensor->base || tensor->homes) continue;
-        if (__builtin_add_overflow(total, n_bytes, &total) || total > (size_t)1 << 60) {
+        if (tensor->base || tensor->homes || tensor->lies_first != first) continue;
+        if (__builtin_add_overflow(*total, n_bytes, total) || *total > (size_t)1 << 60) {
             return error_user(
                 error, "the tensors of this model together are too large to address; choose smaller sizes");
         }
@@ -243,6 +243,12 @@ static Status lay_out_persistent(Graph *graph, MemoryPlan *plan, Error *error) {
         bytes[tensor->place] += n_bytes;
     }
     return STATUS_OK;
+}
+
+static Status lay_out_persistent(Graph *graph, MemoryPlan *plan, Error *error) {
+    size_t total = 0;
+    TRY(lay_out_some(graph, plan, true, &total, error));
+    return lay_out_some(graph, plan, false, &total, error);
 }
 
 /* What lives from one section to another, and what chunks share. */

@@ -4,9 +4,8 @@
 #include "base/options/options_refuse.h"
 #include "parallel/mesh_hosts.h"
 
-#include <errno.h>
 #include <math.h>
-#include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
 
 static Status refuse_ignored(const TrainRun *run, Error *error) {
@@ -28,11 +27,16 @@ static Status check_alone(TrainRun *run, Error *error) {
     const int *size = run->shape.size;
     if (run->compression.kind == COMPRESS_NONE || size[AXIS_DP] * size[AXIS_CP] > 1) return STATUS_OK;
     const char *text = run->values.parallel.compress;
-    if (options_source(&run->options, "compress") == OPTION_FROM_COMMAND)
+    int n_ranks = mesh_n_ranks(&run->shape);
+    if (options_source(&run->options, "compress") == OPTION_FROM_COMMAND) {
+        char several[64] = "start several with mpirun -n 4";
+        if (n_ranks > 1)
+            snprintf(several, sizeof several, "start %d (mpirun -n) and let --dp take them", 2 * n_ranks);
         return error_user(error,
                           "--compress %s is for ranks that share a batch, along dp or cp, and here is one of "
-                          "them; start several with mpirun -n 4, or leave it out",
-                          text);
+                          "them; %s, or leave it out",
+                          text, several);
+    }
     log_warning(&run->log, "the run was begun with --compress %s; with nobody to send to it goes on as exact",
                 text);
     run->compression = (Compression){0};
@@ -75,6 +79,12 @@ static Status check_others(const TrainRun *run, Error *error) {
                           "--compress %s works on the optimizer's state where gradients are, and --offload "
                           "optimizer keeps it elsewhere; leave one out",
                           text);
+    if (run->offload.to[OFFLOAD_GRADIENTS] == OFFLOAD_FILE)
+        return error_user(
+            error,
+            "--compress %s packs gradients in memory, and --offload gradients:file has them in a "
+            "file; leave one out",
+            text);
     if (run->shape.size[AXIS_EP] > 1)
         return error_user(error,
                           "--compress %s is for what all ranks hold, and --ep %d divides the experts among "
@@ -130,11 +140,7 @@ static Status check_others(const TrainRun *run, Error *error) {
 }
 
 static Status parse_warmup(const char *text, int64_t *n_steps, Error *error) {
-    char *end;
-    errno = 0;
-    long long number = strtoll(text, &end, 10);
-    *n_steps = number;
-    if (!errno && end != text && !*end && number >= -1 && number <= INT64_MAX / 2) return STATUS_OK;
+    if (options_whole_number(text, n_steps) && *n_steps >= -1 && *n_steps <= INT64_MAX / 2) return STATUS_OK;
     return error_user(
         error,
         "--compress-warmup %s: it is a number of steps, -1 (a fifth of them) or auto (until the "
@@ -186,6 +192,12 @@ static Status check_local(TrainRun *run, Error *error) {
             "work on one sequence together; choose 0/1-adam, or --tp or --pp in the place of "
             "--cp",
             text, run->shape.size[AXIS_CP]);
+    if (run->offload.to[OFFLOAD_WEIGHTS] == OFFLOAD_FILE)
+        return error_user(
+            error,
+            "--compress %s keeps each rank's own weights beside those that all have, and --offload "
+            "weights:file has them in a file; choose 0/1-adam, or leave --offload out",
+            text);
     if (precision_of((PrecisionKind)values->train.precision).scales_loss)
         return error_user(
             error,

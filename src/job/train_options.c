@@ -457,6 +457,7 @@ Status train_options_complete(TrainRun *run, Error *error) {
     TRY(check_offload(run, error));
     TRY(train_pipeline_complete(run, error));
     TRY(train_compress_complete(run, error));
+    TRY(train_heads_check(run, error));
     TRY(check_delayed(run, error));
     TRY(check_prompt(run, error));
     TRY(refuse_ignored(run, error));

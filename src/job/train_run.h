@@ -235,6 +235,9 @@ void train_hosts_number(TrainRun *run);
 /* Fills in run->compression when mesh and steps are known, and checks it against the rest. */
 Status train_compress_complete(TrainRun *run, Error *error);
 
+/* Behind it (train_heads.c): can ranks share key/value heads, with what is stored or sent in blocks? */
+Status train_heads_check(const TrainRun *run, Error *error);
+
 /* ---- What the log says of it (train_say.c). Collective where there are several ranks; the root speaks. */
 
 /* What is about to happen: model, data, memory, ranks. */

@@ -12,9 +12,8 @@ static uint64_t box_identity(uint64_t identity, const Box *box) {
     return identity;
 }
 
-/* Does another rank of tp hold one of several boxes, and not all of them? Then each is a matrix of its own,
- * so that they stay alike. */
-static bool has_shared_boxes(const Parameter *parameter) {
+/* Then each is a matrix of its own, so that they stay alike. */
+bool parameter_has_shared_boxes(const Parameter *parameter) {
     const ParameterShard *shard = &parameter->shard;
     for (int i = 0; i < shard->n_boxes; i++)
         if (shard->n_boxes > 1 && shard->box[i].n_holders > 1) return true;
@@ -31,7 +30,7 @@ static void find_matrices(const Parameter *parameter, FlatPiece *piece, Arena *a
     const ParameterShard *shard = &parameter->shard;
     Shape shape = parameter->shape;
     int64_t columns = shape.dim[shape.n_dims - 1], first = parameter->flat_offset;
-    bool has_experts = shape.n_dims > 2, by_box = !has_experts && has_shared_boxes(parameter);
+    bool has_experts = shape.n_dims > 2, by_box = !has_experts && parameter_has_shared_boxes(parameter);
     int n = has_experts ? (int)shape.dim[0] : by_box ? shard->n_boxes : 1;
     FlatMatrix *matrices = ARENA_ARRAY(arena, FlatMatrix, n);
     uint64_t identity = random_mix((uint64_t)parameter->number + 1);

@@ -35,6 +35,21 @@ int shard_heads_group(const ModelConfig *config, int n_ranks, int rank) {
     return heads.key.n ? heads.first_holder : n_ranks + rank;
 }
 
+bool shard_heads_fill_blocks(const ModelConfig *config, int n_ranks, int64_t n_block) {
+    int64_t n_elements = config_head_size(config) * (config->bias ? 1 : config->n_channels);
+    bool shares = false;
+    for (int rank = 0; rank < n_ranks; rank++) shares |= shard_heads(config, n_ranks, rank).n_holders > 1;
+    return !shares || n_elements % n_block == 0;
+}
+
+bool shard_heads_begin_alike(const ModelConfig *config, int n_ranks) {
+    for (int rank = 0; rank < n_ranks; rank++) {
+        ShardHeads heads = shard_heads(config, n_ranks, rank);
+        if (heads.query.n != shard_heads(config, n_ranks, heads.first_holder).query.n) return false;
+    }
+    return true;
+}
+
 /* Does the last box end where this one begins, with the same holders? Then they are one. */
 static bool continues(const ShardBox *last, const ShardBox *box, int dim) {
     return last->box.offset[dim] + last->box.shape.dim[dim] == box->box.offset[dim] &&

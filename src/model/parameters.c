@@ -230,6 +230,9 @@ static bool place(ParameterTable *table, const ModelConfig *config, const Parame
     parameter->shard =
         parameter_shard_cut(config, parameter->rule, parameter->whole, part->n_ranks, part->rank);
     for (int i = 0; i < parameter->shard.n_boxes && !is_owner; i++) parameter->shard.box[i].is_owner = false;
+    if (parameter->rule == SHARD_QKV_ROWS)
+        parameter->head_elements =
+            config_head_size(config) * (shape_count(parameter->whole) / parameter->whole.dim[0]);
     parameter->shape = parameter_shard_shape(&parameter->shard, parameter->rule, parameter->whole);
     cut_experts(parameter, part);
     parameter->laid_out = laid_out(parameter->role, parameter->shape);

@@ -71,9 +71,10 @@ typedef struct {
     bool decays;        /* weight decay: matrices only */
     bool is_transposed; /* Hugging Face stores it as (in,out) */
     Initializer init;
-    float deviation;      /* of INIT_NORMAL */
-    int64_t flat_offset;  /* its first element in the flat array of all parameters here, */
-    int64_t whole_offset; /* and in that of the whole model: what stochastic rounding draws by */
+    float deviation;       /* of INIT_NORMAL */
+    int64_t flat_offset;   /* its first element in the flat array of all parameters here, */
+    int64_t head_elements; /* of SHARD_QKV_ROWS, of a head: boxes begin and end at multiples of it */
+    int64_t whole_offset;  /* and in that of the whole model: what stochastic rounding draws by */
 } Parameter;
 
 /* Rows of a vocabulary are filled up to a multiple of these, so that rows of logits are as tensor cores
@@ -123,6 +124,9 @@ void parameter_part_set_rank(ParameterPart *part, const Mesh *mesh);
 
 /* Is it cut over the ranks of ep? */
 bool role_is_of_experts(ParameterRole role);
+
+/* Does another rank of tp hold one of several boxes, and not all of them? */
+bool parameter_has_shared_boxes(const Parameter *parameter);
 
 /* One chunk, on one rank. */
 ParameterPart parameter_part_whole(const ModelConfig *config);

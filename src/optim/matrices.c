@@ -114,22 +114,13 @@ static Tensor *first_of(Graph *graph, Tensor *room, int64_t n) {
 static void record_elements(const Updates *updates, UpdatePass pass, Tensor *factor,
                             const Parameter *parameter, Tensor *array) {
     const UpdateSlices *slices = updates->slices;
-    Graph *graph = updates->graph;
     for (int i = 0; i < slices->n_slices; i++) {
         const UpdateSlice *slice = &slices->slice[i];
         int64_t begin = parameter->flat_offset, first = begin, end = begin + tensor_count(array);
         if (first < slice->flat_first) first = slice->flat_first;
         if (end > slice->flat_first + slice->n) end = slice->flat_first + slice->n;
         if (first >= end) continue;
-        int64_t skip = first - slice->flat_first, n = end - first;
-        UpdateSlice part = {
-            .gradient = graph_view(graph, slice->gradient, SHAPE(n), skip, slice->gradient->name),
-            .parameter = graph_view(graph, slice->parameter, SHAPE(n), skip, slice->parameter->name),
-            .flat_first = first,
-            .n = n,
-            .local_first = slice->local_first + skip};
-        updates_record_slice(updates, pass, factor, &part, parameter->whole_offset + first - begin,
-                             graph_view(graph, array, SHAPE(n), first - begin, array->name));
+        updates_record_elements(updates, pass, factor, slice, parameter, first, end, array);
     }
 }
 

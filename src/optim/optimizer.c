@@ -237,12 +237,11 @@ void updates_record_slice(const Updates *updates, UpdatePass pass, Tensor *facto
     }
 }
 
-/* Numbers that are rounded stochastically are drawn for by their place in the whole model, so that ranks
- * which hold the same weights keep them the same. Where the array here is laid out otherwise, that is a node
- * a parameter; so it is where some are updated as matrices, which are left out. */
+/* Where the array here is laid out otherwise than that of the whole model, numbers that are rounded
+ * stochastically take a node a parameter (draws.c); so it is where some are updated as matrices, which are
+ * left out. */
 static void record_parts(const Updates *updates, UpdatePass pass, Tensor *factor, const UpdateSlice *slice) {
     const ParameterTable *table = updates->table;
-    Graph *graph = updates->graph;
     for (int i = 0; i < table->n_parameters; i++) {
         const Parameter *parameter = &table->parameter[i];
         int64_t first = parameter->flat_offset, end = slice->flat_first + slice->n;
@@ -250,15 +249,7 @@ static void record_parts(const Updates *updates, UpdatePass pass, Tensor *factor
         if (first < slice->flat_first) first = slice->flat_first;
         if (next < end) end = next;
         if (first >= end || matrices_include(updates->optimizer, parameter)) continue;
-        int64_t skip = first - slice->flat_first, n = end - first;
-        UpdateSlice part = {
-            .gradient = graph_view(graph, slice->gradient, SHAPE(n), skip, slice->gradient->name),
-            .parameter = graph_view(graph, slice->parameter, SHAPE(n), skip, slice->parameter->name),
-            .flat_first = first,
-            .n = n,
-            .local_first = slice->local_first + skip};
-        updates_record_slice(updates, pass, factor, &part,
-                             parameter->whole_offset + first - parameter->flat_offset, NULL);
+        updates_record_elements(updates, pass, factor, slice, parameter, first, end, NULL);
     }
 }
 

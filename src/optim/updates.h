@@ -34,6 +34,14 @@ typedef enum { PASS_MEASURE, PASS_UPDATE, PASS_DIRECT, PASS_MOVE } UpdatePass;
 void updates_record_slice(const Updates *updates, UpdatePass pass, Tensor *factor, const UpdateSlice *slice,
                           int64_t first_draw, Tensor *array);
 
+/* ---- draws.c */
+
+/* Of elements first .. end - 1 of the flat array, which a slice has and which are of one parameter; `array`,
+ * or NULL, is the whole parameter's. They are drawn for by their place in the whole model. */
+void updates_record_elements(const Updates *updates, UpdatePass pass, Tensor *factor,
+                             const UpdateSlice *slice, const Parameter *parameter, int64_t first, int64_t end,
+                             Tensor *array);
+
 /* ---- matrices.c: parameters that are updated as matrices (Optimizer.matrices) ---- */
 
 bool matrices_include(const Optimizer *optimizer, const Parameter *parameter);

@@ -195,12 +195,13 @@ static Status find_share(const TrainerSetup *setup, Offload *offload, bool *fits
 }
 
 /* A sampler reads the weights, and so do several versions of a pipeline's; a GPU takes the norm of the
- * gradient of all of it at once. */
+ * gradient of all of it at once, and a late update keeps a second one. */
 static bool may_go(const TrainerSetup *setup, Offloaded what, OffloadTo to) {
     const Pipeline *pipeline = setup->pipeline;
     bool is_unflushed = pipeline && schedule_info(pipeline->layout.kind)->is_asynchronous;
     if (what == OFFLOAD_WEIGHTS) return setup->options->sample_tokens == 0 && !is_unflushed;
-    return !setup->optimizer->eager && (to == OFFLOAD_HOST || !backend_has_own_memory(setup->backend));
+    if (to == OFFLOAD_HOST) return !setup->optimizer->eager;
+    return !setup->optimizer->eager && !setup->optimizer->n_prompt && !backend_has_own_memory(setup->backend);
 }
 
 /* Optimizer state first: it crosses the bus once a step, activations once a micro-batch. Where the host has

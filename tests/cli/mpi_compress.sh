@@ -121,6 +121,10 @@ done
 ranks_refused '/--compress-warmup auto compares the variance over .* = 100 steps/' 2 "${small[@]}" --compress 1bit-adam --compress-warmup auto
 ranks_refused '/--compress-warmup auto is by a variance/' 2 "${small[@]}" --compress int8 --compress-warmup auto
 ranks_refused '/--compress-warmup 3x: it is a number/' 2 "${small[@]}" --compress int8 --compress-warmup 3x
+ranks_refused '/--compress int8 packs gradients in memory.*leave one out/' 2 "${small[@]}" --compress int8 --offload gradients:file=.
+ranks_refused '/--compress int8 is for ranks that share a batch.*start 4 .mpirun/' 2 "${small[@]}" --compress int8 --tp 2
+ranks 2 "${small[@]}" --steps 3 --compress 1bit-adam --compress-warmup 1k --out thousand
+grep -q 'the first 1000 steps are exact' err || fail "1k steps of warm-up: $(cat err)"
 ranks_refused '/--compress 1bit-lamb is a form of LAMB and needs --optimizer lamb/' 2 "${small[@]}" --compress 1bit-lamb
 ranks_refused '/--compress 1bit-adam is a form of Adam.*1bit-lamb/' 2 "${small[@]}" --compress 1bit-adam --optimizer lamb
 ranks_refused '/--lamb-scale-min .*1bit-lamb/' 2 "${small[@]}" --optimizer lamb --compress int8 --lamb-scale-min 0.3

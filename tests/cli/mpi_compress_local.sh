@@ -26,6 +26,8 @@ for way in 1bit-adam 0/1-adam:4 $(is_long && echo topk-adam:0.1 int8 powersgd:2)
     grep -q 'dp 4' out || fail "$way in bf16: no layout of dp 4: $(cat out)"
     grep -q 'tp 2' out && fail "$way in bf16: with tp: $(cat out)"
 done
+ranks_refused "/--compress 0/1-adam:4 keeps each rank's own weights.*choose 0/1-adam/" 2 "${small[@]}" --compress 0/1-adam:4 \
+    --offload weights:file=.
 ranks_refused '/--compress 0/1-adam:4 is compared in f32, tf32 and bf16/' 2 verify --compress 0/1-adam:4 --dtype f16
 ranks_refused '/--compress 0/1-adam:4 is between all ranks/' 2 verify --compress 0/1-adam:4 --compress-across hosts --ranks-per-host 1
 

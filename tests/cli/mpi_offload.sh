@@ -33,3 +33,21 @@ for words in optimizer:file=.,activations:host optimizer:host,activations:file=.
         --offload "$words" --offload-bucket-mb 0.005
     grep -q "$n layouts in .*, 0 differ" out || fail "verify --offload $words says: $(cat out)"
 done
+
+# An evaluation finds the weights where a step has left them, whatever else of the step is away: with ZeRO-3, too.
+for zero in 1 3; do
+    words=("${TINY[@]}" --layers 2 --zero $zero --eval-every 2 --eval-batches 2)
+    rm -rf here away
+    ranks 2 train "${words[@]}" --out here
+    ranks 2 train "${words[@]}" --out away --offload optimizer:file=.,weights:file=.,gradients:file=.
+    [[ -n $(grep -o '"val_loss":[^,}]*' here/metrics.jsonl) ]] || fail "no evaluations"
+    [[ $(grep -o '"val_loss":[^,}]*' here/metrics.jsonl) == "$(grep -o '"val_loss":[^,}]*' away/metrics.jsonl)" ]] ||
+        fail "ZeRO $zero: evaluations differ: $(grep -h val_loss here/metrics.jsonl away/metrics.jsonl)"
+done
+
+# A model so small that a rank has nothing to update has nothing to offload there.
+words=("${TINY[@]}" --layers 1 --heads 1 --channels 2 --zero 1 --bucket-mb 0)
+ranks 2 train "${words[@]}" --out few
+ranks 2 train "${words[@]}" --out few-away --offload optimizer:file=.
+same_losses few few-away
+diff -r few/checkpoints few-away/checkpoints || fail "a rank without state: other checkpoints"

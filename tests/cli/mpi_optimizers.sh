@@ -93,3 +93,24 @@ ranks_refused '/--sync server averages f32 weights and moments.*--moments f32/' 
 ranks_refused '/--compress 1bit-adam needs its moments in f32.*--moments/' 2 "${small[@]}" --compress 1bit-adam --moments 8bit
 refused '/--eager-update .*muon/' train "${TINY[@]}" --optimizer muon --eager-update --clip 0
 refused '/lamb-max-ratio/' train "${TINY[@]}" --lamb-max-ratio 3
+
+# Key/value heads that ranks of tp hold in common, each behind queries of its own, which are not as many: they stay the
+# same, so that a run which is resumed with those of one rank has the same bits. Where they cannot it is refused.
+shared=("${TINY[@]}" --layers 1 --heads 3 --kv-heads 1 --channels 192 --context 8 --batch 4 --tp 2 --steps 6 --save-every 3 --keep 2
+    --lr 0.01 --eval-every 0)
+for words in "--moments bf16" "--moments 8bit" "--dtype pure-bf16" "--dtype pure-bf16 --optimizer muon --moments 8bit"; do
+    rm -rf whole on
+    # shellcheck disable=SC2086
+    ranks 2 train "${shared[@]}" $words --out whole
+    cp -r whole on
+    rm -r on/checkpoints/step-00000006
+    ranks 2 train --resume on
+    diff -r whole/checkpoints/step-00000006 on/checkpoints/step-00000006 || fail "$words: shared heads drift apart"
+done
+for words in "--moments 8bit" "--compress int8 --dp 2"; do
+    n=2
+    [[ $words != *dp* ]] || n=4
+    # shellcheck disable=SC2086
+    ranks_refused '/--(moments 8bit|compress int8) has scales .*key\/value heads of 16.*leave out --tp/' $n train "${shared[@]}" \
+        --channels 48 $words --out refused
+done

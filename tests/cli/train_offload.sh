@@ -83,7 +83,7 @@ for words in "" "--dtype bf16 --micro-batch 1" "--dtype pure-f16" "--dtype f16 -
     plain=()
     for word in $words; do [[ $word == --offload-io || $word == threads ]] || plain+=("$word"); done
     pgpt train "${options[@]}" --steps 12 --out one "${plain[@]}"
-    for offload in weights:file=disk gradients:file=disk,weights:file=disk optimizer:file=disk,weights:file=disk,gradients:file=disk; do
+    for offload in weights:file=disk gradients:file=disk gradients:file=disk,weights:file=disk optimizer:file=disk,weights:file=disk,gradients:file=disk; do
         rm -rf two
         # shellcheck disable=SC2086
         pgpt train "${options[@]}" --steps 12 --out two $words --offload $offload --offload-bucket-mb 0.01
@@ -134,7 +134,10 @@ same_files one killed 00000024
 rm -rf killed
 refused "/clip-style/" train "${options[@]}" --out x "${late[@]}" --clip-style check
 refused "/eager-update/" train "${options[@]}" --out x "${late[@]}" --eager-update --clip 0
-refused "/gradients:host/" train "${options[@]}" --out x "${late[@]}" --offload optimizer:file=disk,gradients:file=disk
+for offload in gradients:file=disk optimizer:file=disk,gradients:file=disk; do
+    refused "/a second gradient.*gradients:file; leave one out/" train "${options[@]}" --out x "${late[@]}" --offload $offload
+done
+refused "/or give gradients:host/" train "${options[@]}" --print-program --device cuda:h200 "${late[@]}" --clip 0 --offload gradients:file=disk
 
 # Weights, in an evaluation too: a copy here, which only verify allows.
 pgpt verify --threads 1 --steps 3 --offload weights,gradients,optimizer:file=disk,activations:host --offload-bucket-mb 0.01

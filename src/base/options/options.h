@@ -208,6 +208,10 @@ Status options_read_record(Options *options, const char *path, Error *error);
 
 /* Set one option from text, or a number; refused silently if a higher source has set it, loudly if it is
  * wrong. */
+/* A whole number as options take them: 10k, 1_000, 1e6. For those that may be a word as well. False: it is
+ * none. */
+bool options_whole_number(const char *text, int64_t *value);
+
 Status options_set(Options *options, const char *name, const char *text, OptionSource source, Error *error);
 Status options_set_int(Options *options, const char *name, int64_t value, OptionSource source, Error *error);
 

@@ -46,7 +46,7 @@ static int take_suffix(char *plain) {
     return power;
 }
 
-static bool parse_int(const char *text, int64_t *value) {
+bool options_whole_number(const char *text, int64_t *value) {
     char plain[LONGEST_NUMBER] = "";
     if (!plain_number(text, plain)) return false;
     int power = take_suffix(plain);
@@ -196,7 +196,7 @@ static bool parse_into(const OptionSpec *spec, const char *text, void *field, Ar
         return true;
     case OPTION_TYPE_INT:
         if (!parse_word(spec->words, text, &whole) &&
-            (!parse_int(text, &whole) || !int_in_range(spec, whole)))
+            (!options_whole_number(text, &whole) || !int_in_range(spec, whole)))
             return false;
         *(int64_t *)field = whole;
         return true;

@@ -1,6 +1,8 @@
 /* The options of pgpt verify: models that are trained, how far layouts may deviate, what goes with what. */
 #include "cli/verify/verify_call.h"
 
+#include "base/block8.h"
+
 #include <math.h>
 
 enum { SAMPLE = 100, FEW_STEPS = 4, MANY_STEPS = 20 };
@@ -332,6 +334,8 @@ static void choose_layouts(Verify *run, Precision precision, const Offload *offl
     run->choice.is_flushed = offload_has(offload, OFFLOAD_WEIGHTS) || call->n_prompt;
     run->choice.waits = call->n_prompt > 0;
     run->choice.moves_state = offload_has(offload, OFFLOAD_OPTIMIZER);
+    bool has_codec = run->choice.compresses && !compression_is_lowrank(compression);
+    run->choice.n_block = has_codec || call->moments == MOMENTS_8BIT ? BLOCK8_RECORD : 0;
     run->choice.host_ranks = compression->is_across_hosts ? (int)call->host_ranks : 0;
 }
 

@@ -76,7 +76,8 @@ const char *offload_text(const Offload *offload, char *text, size_t n_bytes);
  * made of pieces of it, which are brought ahead and taken back behind; by the device's kernels, or the
  * host's. Where nothing scales the gradient, pieces are updated in the backward as their gradients come;
  * where clipping does not wait, that is in steps of REGIME_AHEAD, with may_go_ahead: a step has its norm
- * before the next one begins. */
+ * before the next one begins. State that stays is copied in front of the update's place, so that its update
+ * is not made earlier. */
 void offload_update(Graph *graph, const Offload *offload, const BackendTraits *traits, bool may_go_ahead);
 
 /* Of a graph with its backward: activations of blocks, but for the last, are taken out behind their last use
@@ -88,7 +89,7 @@ void offload_activations(Graph *graph, const Offload *offload);
 void offload_gradients(Graph *graph, const Offload *offload, const BackendTraits *traits, bool accumulates);
 
 /* The same of the weights (PLACE_PARAMETER), also of an evaluation: programs that share them have them at the
- * same place, since they are recorded first. */
+ * same place, since they lie first in it. */
 void offload_weights(Graph *graph, const Offload *offload, const BackendTraits *traits);
 
 #endif

@@ -296,7 +296,9 @@ static void move_place(Graph *graph, Place place, OffloadTo to, const BackendTra
     int chunk_before = graph->chunk, block_before = graph->block, n_tensors = graph->n_tensors;
     for (int i = 0; i < n_tensors; i++) {
         Tensor *tensor = graph->tensor[i];
-        if (!tensor->base && tensor->place == place) move_root(graph, tensor, to, traits, is_kept);
+        if (tensor->base || tensor->place != place) continue;
+        tensor->lies_first = place == PLACE_PARAMETER; /* an evaluation has them there, too */
+        move_root(graph, tensor, to, traits, is_kept);
     }
     graph->chunk = chunk_before;
     graph->block = block_before;

@@ -65,10 +65,6 @@ static void keep_pieces(const OffloadCopies *copies, const Node *node) {
     const Node **move = ARENA_ARRAY(&graph->arena, const Node *, to->n_homes + 1);
     int64_t first = tensor_root_element(node->output[0]), end = first + tensor_count(node->output[0]);
     int64_t size = (int64_t)dtype_info(to->root->dtype)->n_bytes;
-    graph_check(
-        graph, !offload_is_in_file(node->input[0]),
-        "--delayed-update keeps a second gradient beside that in a file; give gradients:host, or leave "
-        "out gradients");
     for (int i = 0; i < to->n_homes; i++) {
         int64_t at = (int64_t)to->homes[i].first_byte / size, n = tensor_count(to->homes[i].home);
         if (at < first || at + n > end) continue;

@@ -31,6 +31,11 @@ static bool is_copy(const Node *node) {
     return node->op == &OP_COPY && section_is_of_step(node->section) && offload_touches_file(node);
 }
 
+/* Of a gradient whose update is late: it becomes state. */
+static bool is_kept_late(const Node *node) {
+    return offload_is_in_file(node->input[0]) && tensor_root(node->output[0])->place == PLACE_OPTIMIZER;
+}
+
 static int64_t size_of(const Tensor *tensor) {
     return (int64_t)dtype_info(tensor->dtype)->n_bytes;
 }
@@ -66,8 +71,13 @@ static void look_at(OffloadFiles *files, const Node *node, const BackendTraits *
         graph_check(graph, !traits_has_own_memory(traits),
                     "--offload gradients:file: a GPU takes the norm of the whole gradient at once; give "
                     "gradients:host, or --clip 0");
-    else if (is_copy(node)) keep_in_file(graph, node);
-    else {
+    else if (is_copy(node)) {
+        graph_check(graph, !is_kept_late(node),
+                    "--delayed-update keeps a second gradient, which is not for --offload gradients:file; "
+                    "leave one out%s",
+                    traits_has_own_memory(traits) ? ", or give gradients:host" : "");
+        keep_in_file(graph, node);
+    } else {
         graph_check(graph, node->op->update || is_move(node) || !offload_touches_file(node),
                     "--offload: %s needs all of what is in a file at once; give :host, or leave it out",
                     node->op->name);

@@ -127,8 +127,16 @@ static bool has_files(const Offload *offload) {
     return offload->to[OFFLOAD_WEIGHTS] == OFFLOAD_FILE || offload->to[OFFLOAD_GRADIENTS] == OFFLOAD_FILE;
 }
 
+static bool has_updates(const Graph *graph) {
+    for (int i = 0; i < graph->n_nodes; i++)
+        if (graph->node[i]->op->update) return true;
+    return false;
+}
+
+/* A rank whose slices are all empty has no update, and no state. */
 static bool find_state(OffloadPass *pass) {
     bool is_file = pass->offload->to[OFFLOAD_OPTIMIZER] == OFFLOAD_FILE;
+    pass->moves_state &= has_updates(pass->graph);
     if (!pass->moves_state) return true;
     pass->arrays = offload_arrays_find(pass->graph, is_file ? PLACE_FILE : PLACE_HOST);
     return graph_check(pass->graph, pass->arrays.n > 0,
@@ -147,10 +155,10 @@ void offload_update(Graph *graph, const Offload *offload, const BackendTraits *t
     int chunk_before = graph->chunk, block_before = graph->block;
     if (!find_state(&pass) || !check_updates(&pass)) return;
     OffloadFiles files = offload_files_open(graph, offload, traits);
-    pass.ahead = offload_ahead_find(graph, may_go_ahead);
+    pass.ahead = offload_ahead_find(graph, may_go_ahead && pass.moves_state);
     for (int section = 0; section < N_SECTIONS; section++) offload_find_turns(&pass, (Section)section);
     if (pass.streams) pass.slots.n = slots_for(pass.turns[SECTION_UPDATE].n);
-    if (moves_state && has_slots(&pass)) offload_ahead_pair(&pass.ahead, &pass.arrays);
+    if (pass.moves_state && has_slots(&pass)) offload_ahead_pair(&pass.ahead, &pass.arrays);
     make_nodes(&pass, &files);
     check_rest(&pass);
     offload_fill_gaps(&pass.arrays, offload->share >= 1.0);

@@ -2,6 +2,7 @@
 
 #include "comm/algo/algo.h"
 #include "graph/passes/recompute.h"
+#include "model/parameter_shard.h"
 #include "ops/experts/experts.h"
 #include "parallel/mesh_hosts.h"
 #include "parallel/sync/gradient_sync.h"
@@ -312,6 +313,9 @@ static bool is_legal(const VerifyChoice *choice, const VerifyCase *layout) {
     if (!can_share(choice, layout) || is_far_fetched(layout) || is_passed_over(choice, layout)) return false;
     const ModelConfig *config = &choice->model[layout->model].config;
     if (size[AXIS_TP] > config->vocabulary) return false; /* each needs a token */
+    bool shares_heads = size[AXIS_TP] > 1 && layout->style != TENSOR_ROW;
+    if (choice->n_block && shares_heads && !shard_heads_fill_blocks(config, size[AXIS_TP], choice->n_block))
+        return false;
     if (size[AXIS_EP] > 1 && size[AXIS_EP] > config->n_experts) return false;
     if (!layout->n_micro_batches || size[AXIS_PP] * layout->n_chunks > layout->n_layers) return false;
     if (size[AXIS_PP] > 1 && schedule_check_shape(layout->schedule, &shape, &none) != STATUS_OK) return false;

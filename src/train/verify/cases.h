@@ -63,7 +63,8 @@ typedef struct {
     bool is_flushed;  /* pipelines that are, alone: others have several versions of the weights */
     bool waits;       /* for norms, before updates */
     bool moves_state; /* of the optimizer, for updates (--offload): clipping may or may not wait for them */
-    int host_ranks;   /* and, between hosts of so many ranks; 0: between all */
+    int64_t n_block;  /* something is stored or sent in blocks of so many elements; 0: nothing is */
+    int host_ranks;   /* of compresses, between hosts of so many ranks; 0: between all */
 } VerifyChoice;
 
 /* All of them, from the arena. */
