@@ -69,9 +69,9 @@ static const OptionGroup groups[] = {
 
 static const char *const examples[] = {
     "does it fit, and how long does it take?",
-    "pgpt plan --model gpt2-xl --machine h200 --batch 64 --tokens 10e9",
+    "pgpt plan --model gpt2-xl --machine h200 --batch 64 --micro-batch 16 --tokens 10e9",
     "a large model on 3,072 GPUs, with a picture of the step",
-    "pgpt plan --model 1t --machine a100 --gpus 3072 --tp 8 --pp 64 --recompute 1 --draw step.svg",
+    "pgpt plan --model 1t --machine a100 --gpus 3072 --tp 8 --pp 64 --micro-batch 1 --recompute 1 --draw step.svg",
     "a machine file of your own",
     "pgpt plan --machine h100 --print-machine > mine.ini",
     NULL,

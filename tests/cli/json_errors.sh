@@ -19,6 +19,7 @@ wrong() {
 
 wrong 2 'unknown command .nosuch' nosuch --json
 wrong 2 'no study .nosuch' lab nosuch --json
+wrong 2 'wants STUDY before --json' lab --json
 wrong 2 nosuch data nosuch --json
 wrong 2 nosuch bench nosuch --json
 wrong 2 '--json means nothing' data decode --tokenizer byte --json
@@ -44,6 +45,14 @@ wrong 1 'job was not done' supervise --json --quiet --restarts 0 -- false --out 
 for words in 'train --wrong' 'train --json --no-json --wrong' 'train --json=off --wrong' 'supervise -- --json'; do
     # shellcheck disable=SC2086
     refused $words
+done
+
+# What only shows something says which command did.
+for words in 'train --print-program' 'train --print-mesh' 'plan --machine a100 --print-machine' 'plan --machine cpu'; do
+    # shellcheck disable=SC2086
+    pgpt $words --json
+    tail -n 1 out | check_json
+    [[ $(tail -n 1 out | field command) == "${words%% *}" ]] || fail "$words: $(tail -n 1 out)"
 done
 
 # What succeeded, or was interrupted, is no error.

@@ -71,6 +71,8 @@ near 0.03 "$(step_of two --batch 24)" "1.5 * $(step_of three --batch 24)"
 for machine in a100 cpu ethernet h100 h200 v100; do pgpt plan --model gpt2 --machine $machine --batch 16 --micro-batch 1; done
 pgpt plan --machine a100 --print-machine
 cp out mine.ini
+pgpt plan --machine a100 --print-machine --json
+[[ $(head -n -1 out) == "$(<mine.ini)" && $(tail -n 1 out | field machine) == a100 ]] || fail "$(tail -n 1 out)"
 sed -i 's/^devices = .*/devices = 4/; s/^links = .*/links = 2/' mine.ini
 pgpt plan --model gpt2 --machine mine.ini --gpus 8 --batch 16
 grep -q '2 hosts of 4' out || fail "$(head -n 3 out)"

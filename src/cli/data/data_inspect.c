@@ -130,9 +130,9 @@ static void print_histogram(const ShardSet *set, const Counts *counts) {
 static void print_facts(const ShardSet *set, const Counts *counts) {
     uint64_t n_validation = set->n_tokens - set->validation_start;
     printf("%s\n", plain(set->folder).text);
-    printf("  tokens      %" PRIu64 " (%s), unsigned %" PRIu32 " bit, in %zu files of %s\n", set->n_tokens,
-           format_count((double)set->n_tokens).text, 8 * set->token_bytes, set->n_shards,
-           format_bytes(shard_set_bytes(set)).text);
+    printf("  tokens      %" PRIu64 " (%s), unsigned %" PRIu32 " bit, in %s of %s\n", set->n_tokens,
+           format_count((double)set->n_tokens).text, 8 * set->token_bytes,
+           format_things((int64_t)set->n_shards, "file").text, format_bytes(shard_set_bytes(set)).text);
     printf("  training    %" PRIu64 "\n  validation  %" PRIu64 " (%.2f%%, from the end)\n",
            set->validation_start, n_validation, 100.0 * (double)n_validation / (double)set->n_tokens);
     printf("  documents   %" PRIu64 ", %s tokens each\n", set->n_documents,

@@ -24,14 +24,13 @@ static Status report(DataCall *call, double seconds, Error *error) {
     ShardSet set;
     TRY(shard_set_open(call->values->out, &set, error));
     double n_tokens = (double)set.n_tokens;
-    log_note(
-        &call->log,
-        "%s: %s tokens (%.2f bytes each) of %s documents in %zu files, %s held out; %s in %s; learn from it: "
-        "pgpt train --data %s",
-        set.folder, format_count(n_tokens).text, (double)set.n_text_bytes / n_tokens,
-        format_count((double)set.n_documents).text, set.n_shards,
-        format_count((double)(set.n_tokens - set.validation_start)).text, format_bytes(set.n_text_bytes).text,
-        format_duration(seconds).text, shell_path(set.folder).text);
+    log_note(&call->log,
+             "%s: %s tokens (%.2f bytes each) of %s documents in %s, %s held out; %s in %s; learn from it: "
+             "pgpt train --data %s",
+             set.folder, format_count(n_tokens).text, (double)set.n_text_bytes / n_tokens,
+             format_count((double)set.n_documents).text, format_things((int64_t)set.n_shards, "file").text,
+             format_count((double)(set.n_tokens - set.validation_start)).text,
+             format_bytes(set.n_text_bytes).text, format_duration(seconds).text, shell_path(set.folder).text);
     if (call->values->json) {
         json_t *object = json_object();
         json_object_set_new(object, "command", json_string("data prepare"));

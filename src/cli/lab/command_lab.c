@@ -78,6 +78,9 @@ static void list_studies(void) {
 }
 
 static Status unknown_study(const char *word, Error *error) {
+    if (*word == '-')
+        return error_user(error, "pgpt lab wants STUDY before %s; 'pgpt lab' lists them",
+                          plain_value(word).text);
     const char *names[N_STUDIES + 1] = {NULL};
     for (int i = 0; i < N_STUDIES; i++) names[i] = studies[i].name;
     return error_user(error, "there is no study '%s'; %s'pgpt lab' lists them", plain_value(word).text,

@@ -33,6 +33,15 @@ static Status tune(PlanRun *plan, Error *error) {
     return error->status;
 }
 
+/* The file's own lines once more, as one text. */
+static Status print_machine_json(const char *name, const char *text, Error *error) {
+    json_t *object = json_object();
+    json_object_set_new(object, "command", json_string("plan"));
+    json_object_set_new(object, "machine", json_make_text(name));
+    json_object_set_new(object, "text", json_make_text(text));
+    return json_print(stdout, object, error);
+}
+
 static Status tell(PlanRun *plan, Error *error) {
     const PlanOptions *options = &plan->options;
     if (plan->train.outcome == TRAIN_RUN_HELP) {
@@ -45,7 +54,7 @@ static Status tell(PlanRun *plan, Error *error) {
             return error_user(error,
                               "--print-machine shows a machine that pgpt knows; name one by --machine");
         fputs(text, stdout);
-        return STATUS_OK;
+        return plan->train.values.call.json ? print_machine_json(options->machine, text, error) : STATUS_OK;
     }
     if (options->table != TABLE_NONE) return plan_table(plan, error);
     if (*options->budget) return plan_budget(plan, error);

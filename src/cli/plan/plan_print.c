@@ -70,8 +70,9 @@ static void print_run(const PlanRun *plan, const PlanFigures *figures) {
                format_things(figures->schedule.shape.n_chunks, "chunk").text);
     if (values->parallel.zero) printf(", ZeRO %lld", (long long)values->parallel.zero);
     if (values->train.recompute == RECOMPUTE_SELECTIVE) printf(", selective recomputation");
+    else if (values->train.recompute == 1) printf(", of each block its input kept");
     else if (values->train.recompute)
-        printf(", every %lld. block's input kept", (long long)values->train.recompute);
+        printf(", of each %lld blocks the first one's input kept", (long long)values->train.recompute);
     if (values->train.recompute_blocks)
         printf(", the first %s of a chunk recomputed",
                format_things(values->train.recompute_blocks, "block").text);

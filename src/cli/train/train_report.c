@@ -130,6 +130,7 @@ Status train_report_program(const TrainRun *run, Error *error) {
     if (!run->values.call.json) return STATUS_OK;
     Cost cost = program_cost(&run->trainer.step.program);
     json_t *object = json_object();
+    json_object_set_new(object, "command", json_string("train"));
     json_object_set_new(object, "device", json_string(run->backend.name));
     if (*run->backend.traits.kind)
         json_object_set_new(object, "device_kind", json_make_text(run->backend.traits.kind));
@@ -257,6 +258,7 @@ Status train_report_mesh(TrainRun *run, Error *error) {
         json_decref(object);
         return STATUS_OK;
     }
+    json_object_set_new(object, "command", json_string("train"));
     json_object_set_new(object, "ranks", json_integer(n_ranks));
     for (int axis = 0; axis < N_AXES; axis++)
         json_object_set_new(object, axis_name((Axis)axis), json_integer(run->shape.size[axis]));
