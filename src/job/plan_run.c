@@ -257,6 +257,7 @@ static Status read_data(TrainRun *run, Error *error) {
     TrainCommand *values = &run->values;
     Error unheard = {0};
     bool is_given = options_source(&run->options, "data") >= OPTION_FROM_RUN;
+    if (run->source.dataset) return STATUS_OK; /* read, to count --epochs */
     data_source_encode(&run->source, &values->data, (uint64_t)values->train.seed, values->train.sequence,
                        is_given ? error : &unheard);
     if (!is_given && unheard.status != STATUS_OK) run->source.dataset = NULL;

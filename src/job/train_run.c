@@ -99,7 +99,8 @@ static Status open_tokenizer(TrainRun *run, Error *error) {
 static Status open_data(TrainRun *run, Error *error) {
     TrainCommand *values = &run->values;
     TRY(open_tokenizer(run, error));
-    if (values->call.print_mesh) return STATUS_OK; /* what is sent does not depend on the text */
+    bool counts_epochs = values->train.n_epochs > 0.0; /* else nothing of a mesh depends on the text */
+    if (values->call.print_mesh && !counts_epochs) return STATUS_OK;
     TRY(data_source_encode(&run->source, &values->data, (uint64_t)values->train.seed, values->train.sequence,
                            error));
     return count_steps(run, error);

@@ -60,7 +60,7 @@ static Tensor *record_logits(GptWriter *r, Tensor *h, ParameterRole role, int bl
     return op_parallel_copy(graph, r->split.cp, op_parallel_sum(graph, r->split.cp, placed));
 }
 
-/* On ranks that others report for, nothing. */
+/* On ranks that others report for, zeros, in every step: an evaluation has the same memory for what it keeps. */
 static void record_report(GptWriter *r, Tensor *logits, Tensor *noise, Tensor *bias, const Routes *routes,
                           int block, const RouteAttributes *attributes) {
     int64_t n = attributes->n_experts + N_ROUTE_COUNTS;
@@ -68,7 +68,8 @@ static void record_report(GptWriter *r, Tensor *logits, Tensor *noise, Tensor *b
     Tensor *report =
         graph_view(r->graph, r->reports, SHAPE(n), parameter_router_row(r->parameters.table, block) * n,
                    arena_printf(&r->graph->arena, "h.%d.moe.report", block));
-    if (is_first_of_sequence(r))
+    if (!is_first_of_sequence(r)) op_zero(r->graph, report);
+    else
         op_route_report(r->graph, logits, noise, bias, r->words, routes, report, r->first_sequence == 0,
                         attributes);
 }

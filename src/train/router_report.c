@@ -5,8 +5,7 @@
 #include <math.h>
 #include <stdio.h>
 
-/* The reports are summed in a copy: on a rank whose tokens another one reports for they are never written,
- * and have to stay 0. */
+/* The reports are summed in a copy: a rank adds up those of its micro-batches. */
 RouterTensors router_report_record(const ModelConfig *config, const GptLoss *loss, Comm *sums, Tensor *factor,
                                    Graph *graph) {
     if (!loss->reports) return (RouterTensors){0};

@@ -33,11 +33,14 @@ stages4 4 --ep 2 --pp 2 --micro-batch 1 --schedule zb-h1
 shards4 4 --ep 2 --dp 2 --zero 3
 END
 
-# A pipeline that is not flushed reports of its steps what one process does, where weights stand still; and moves no biases.
+# A pipeline that is not flushed reports of its steps what one process does, where weights stand still; and moves no biases. So
+# does one whose ranks of cp report for each other, behind an evaluation, too.
 still=("${small[@]}" --steps 4 --lr 0 --weight-decay 0 --batch 6 --no-save --eval-every 2 --sample-tokens 0)
 pgpt "${still[@]}" --out still
-for schedule in pipedream pipedream-2bw; do
-    ranks 4 "${still[@]}" --pp 2 --dp 2 --micro-batch 1 --schedule "$schedule" --out "$schedule"
+for schedule in pipedream pipedream-2bw 1f1b; do
+    axis=--dp
+    [[ $schedule == 1f1b ]] && axis=--cp
+    ranks 4 "${still[@]}" --pp 2 $axis 2 --micro-batch 1 --schedule "$schedule" --out "$schedule"
     for key in loss balance_loss z_loss router_entropy expert_load empty_experts; do
         close_numbers 1e-4 "$(column still $key)" "$(column "$schedule" $key)"
     done

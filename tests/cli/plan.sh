@@ -104,6 +104,14 @@ refused '/12 ranks are 4 more than the 8 devices/' plan --machine small.ini --gp
 refused '/--device cpu and machine a100, which has GPUs/' plan --machine a100 --device cpu
 refused "/--print-program is of 'pgpt train'/" plan --print-program
 
+# --epochs are the steps that train takes.
+for i in {1..200}; do echo "word $((i * i % 13)) and word $((i % 7))"; done >book.txt
+epochs=(--layers 1 --heads 2 --channels 16 --context 16 --batch 4 --epochs 2 --threads 1 --sample-tokens 0 --data book.txt)
+pgpt plan "${epochs[@]}" --json
+tokens=$(grep -o '"run_tokens":[0-9]*' out)
+pgpt train "${epochs[@]}" --no-save --out epochs --json
+grep -q "\"tokens\":${tokens#*:}," out || fail "--epochs: said $tokens, took $(grep -o '"tokens":[0-9]*' out)"
+
 # The same mistakes, the same words.
 while read -r words; do
     [[ -n $words ]] || continue
@@ -124,6 +132,7 @@ done <<END
 --model minni
 --model mini --cp 200
 --model mini --data nowhere.txt
+--layers 2 --steps 3 --epochs 2
 $(! is_long || cat <<LONGER
 --model mini --batch 0
 --model mini --batch 10 --micro-batch 3 --pp 2 --schedule interleaved

@@ -78,7 +78,7 @@ refused "/offload-update device/" train "${options[@]}" --print-program --device
 
 # Weights and sums of gradients, in files: with an evaluation, micro-batches, resume and the rest.
 for words in "" "--dtype bf16 --micro-batch 1" "--dtype pure-f16" "--dtype f16 --offload-io threads" "--clip 0.5 --clip-style check" "--optimizer muon" \
-    "--optimizer lamb --moments 8bit" "--recompute 1 --clip 0"; do
+    "--optimizer lamb --moments 8bit" "--recompute 1 --clip 0" "--dtype bf16 --experts 4 --router balance-free"; do
     rm -rf one two
     plain=()
     for word in $words; do [[ $word == --offload-io || $word == threads ]] || plain+=("$word"); done

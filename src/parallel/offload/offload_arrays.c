@@ -17,6 +17,7 @@
 
 #include "graph/passes/insert.h"
 #include "graph/plan.h"
+#include "ops/experts/experts.h"
 #include "ops/move.h"
 #include "parallel/offload/offload_messages.h"
 
@@ -62,11 +63,17 @@ static void add_range(Pass *pass, const Tensor *tensor) {
     if (is_of(tensor, pass->root)) pass->range[pass->n_ranges++] = range_of(tensor);
 }
 
+/* Of nodes that are run once a step: does it work on what was fetched? Messages, and what moves the biases of
+ * experts, which in a file are out of its reach; the rest is brought pieces. */
+static bool is_for_copies(const Pass *pass, const Node *node) {
+    return offload_is_message(node) || (pass->is_file && node->op == &OP_ROUTE_BIAS);
+}
+
 /* Which nodes' ranges are looked for: those of parts that are run for micro-batches, or of a section of the
- * step, messages alone. */
-static bool is_looked_at(const Node *node, Section of_step) {
+ * step. */
+static bool is_looked_at(const Pass *pass, const Node *node, Section of_step) {
     if (of_step == N_SECTIONS) return !section_is_of_step(node->section);
-    return node->section == of_step && offload_is_message(node);
+    return node->section == of_step && is_for_copies(pass, node);
 }
 
 static void find_ranges(Pass *pass, Section of_step) {
@@ -76,7 +83,7 @@ static void find_ranges(Pass *pass, Section of_step) {
     pass->n_ranges = 0;
     for (int i = 0; i < graph->n_nodes; i++) {
         const Node *node = graph->node[i];
-        if (!is_looked_at(node, of_step)) continue;
+        if (!is_looked_at(pass, node, of_step)) continue;
         for (int k = 0; k < node->n_inputs; k++) add_range(pass, node->input[k]);
         for (int k = 0; k < node->n_outputs; k++) add_range(pass, node->output[k]);
     }
@@ -202,9 +209,8 @@ static void take_back(Pass *pass, const Range *range, Tensor *there, Tensor *her
     insertion_behind(insertion, pass->part[behind]);
 }
 
-/* first, last: where in the part the nodes are that touch it; only_messages: of these the messages alone are
- * redirected. */
-static void move_range(Pass *pass, const Range *range, int first, int last, int earliest, bool only_messages,
+/* first, last: where in the part the nodes are that touch it; of_step: of these only some are redirected. */
+static void move_range(Pass *pass, const Range *range, int first, int last, int earliest, bool of_step,
                        Insertion *insertion) {
     Graph *graph = pass->graph;
     const Node *beginning = graph->node[pass->part[first]];
@@ -213,12 +219,12 @@ static void move_range(Pass *pass, const Range *range, int first, int last, int 
     Tensor *here = here_of(pass, range);
     Tensor *there =
         graph_view(graph, pass->root, SHAPE(range->end - range->first), range->first, pass->root->name);
-    if (pass->is_kept || only_messages || !overwrites(beginning, pass, range))
+    if (pass->is_kept || of_step || !overwrites(beginning, pass, range))
         bring(pass, range, there, here, first, earliest, insertion);
     bool is_written = false;
     for (int i = first; i <= last; i++) {
         Node *node = graph->node[pass->part[i]];
-        if (only_messages && !offload_is_message(node)) continue;
+        if (of_step && !is_for_copies(pass, node)) continue;
         for (int k = 0; k < node->n_inputs; k++) node->input[k] = moved(pass, range, node->input[k], here);
         for (int k = 0; k < node->n_outputs; k++) {
             is_written |= touches(node->output[k], pass, range);
@@ -230,24 +236,24 @@ static void move_range(Pass *pass, const Range *range, int first, int last, int 
 
 static void move_part(Pass *pass, Section section, int chunk, Insertion *insertion) {
     const Graph *graph = pass->graph;
-    bool only_messages = section_is_of_step(section);
+    bool of_step = section_is_of_step(section);
     pass->n_part = 0;
     for (int i = 0; i < pass->n_nodes; i++)
-        if (graph->node[i]->section == section && (only_messages || graph->node[i]->chunk == chunk))
+        if (graph->node[i]->section == section && (of_step || graph->node[i]->chunk == chunk))
             pass->part[pass->n_part++] = i;
     for (int r = 0; r < pass->n_ranges; r++) {
         int first = -1, last = -1, earliest = 0;
         for (int i = 0; i < pass->n_part; i++) {
             const Node *node = graph->node[pass->part[i]];
             if (!node_touches_range(node, pass, &pass->range[r])) continue;
-            if (only_messages && !offload_is_message(node)) {
+            if (of_step && !is_for_copies(pass, node)) {
                 if (first < 0) earliest = i + 1; /* it writes what is sent */
                 continue;
             }
             if (first < 0) first = i;
             last = i;
         }
-        if (first >= 0) move_range(pass, &pass->range[r], first, last, earliest, only_messages, insertion);
+        if (first >= 0) move_range(pass, &pass->range[r], first, last, earliest, of_step, insertion);
     }
 }
 
@@ -258,7 +264,7 @@ static int count_chunks(const Graph *graph) {
     return n_chunks;
 }
 
-/* Parts that are run for micro-batches; and messages of the step, where they cannot reach the array. */
+/* Parts that are run for micro-batches; and nodes of the step that cannot reach the array. */
 static void move_parts(Pass *pass, Section of_step) {
     Graph *graph = pass->graph;
     int n_chunks = count_chunks(graph);
