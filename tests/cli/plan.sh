@@ -97,6 +97,15 @@ sed '$a dtype = f99' small.ini >kind.ini
 refused '/machine kind.ini: .*f99/' plan --machine kind.ini
 sed '$a samples = linear:1,2=fast' small.ini >fast.ini
 refused '/fast.ini: samples: .linear:1,2=fast.: write/' plan --machine fast.ini
+# Samples that no instruction would ask for: of an operation that there is not, or by other sizes.
+for words in 'samples = add:8=1 linaer:64,64,64=1/samples: .*linaer.*did you mean .linear/' \
+    'samples = linear+activatoin:8,8,8=1/did you mean .linear.activation/' \
+    'busy-samples = layernrom:8=1/busy-samples: .*did you mean .layernorm/' \
+    'all-thread-samples = attention:64,64=1/all-thread-samples: .attention. with 2 numbers before its rate; write FLOPs/' \
+    'samples = linear:64=1/.linear. with 1 number before its rate; write rows/' 'samples = adamw:1,2,3=1/.adamw. with 3 numbers before its rate; write its bytes/'; do
+    sed "\$a ${words%%/*}" small.ini >word.ini
+    refused "/machine word.ini: .*${words#*/}" plan --machine word.ini
+done
 refused '/--draw x.png: pictures are SVG/' plan --draw x.png
 refused '/12 ranks are 4 more than the 8 devices/' plan --machine small.ini --gpus 12
 refused '/--device cpu and machine a100, which has GPUs/' plan --machine a100 --device cpu
