@@ -119,7 +119,7 @@ static Status take_rank(void *context, const Trainer *trainer, Error *error) {
     rank->moved = cost.bytes;
     rank->useful_flops = program_useful_flops(program);
     rank->n_instructions = program->graph->n_nodes;
-    rank->sent = rank_sent(&taking->figures->links, program, &taking->plan->train.shape);
+    rank->sent = rank_sent(&taking->figures->links, program);
     taking->figures->n_parameters = trainer->table.n_whole_elements;
     StepSimulator simulator = {&taking->figures->speed, &taking->figures->links};
     rank_speed_set_micro_batches(&taking->figures->speed, trainer->step.n_micro_batches);

@@ -495,16 +495,6 @@ Status step_times(const StepSchedule *schedule, const RankTimes *stages, double 
 
 /* ---- What is sent */
 
-static int axes_of(const PlannedGroup *group, const MeshShape *shape) {
-    int first[N_AXES], other[N_AXES], axes = 0;
-    mesh_coordinates(shape, group->member[0], first);
-    for (int i = 1; i < group->size; i++) {
-        mesh_coordinates(shape, group->member[i], other);
-        for (int axis = 0; axis < N_AXES; axis++) axes |= (first[axis] != other[axis]) << axis;
-    }
-    return axes;
-}
-
 static SentCount sent_by(const Node *node, const CommWork *work) {
     if (work->kind == TRAFFIC_MESSAGES || work->kind == TRAFFIC_SHIFTS)
         return (SentCount){work->n_bytes > 0.0 ? 1.0 : 0.0, work->n_bytes};
@@ -518,7 +508,7 @@ static void add_sent(SentCount *sum, SentCount sent, double n_times) {
     sum->n_bytes += n_times * sent.n_bytes;
 }
 
-SentTraffic rank_sent(const Links *links, const Program *program, const MeshShape *shape) {
+SentTraffic rank_sent(const Links *links, const Program *program) {
     SentTraffic traffic = {0};
     for (int i = 0; i < program->graph->n_nodes; i++) {
         const Node *node = program->graph->node[i];
@@ -527,7 +517,7 @@ SentTraffic rank_sent(const Links *links, const Program *program, const MeshShap
         GroupPlace place = links_place(links, work.group);
         double n_times = program_node_runs(program, node);
         SentCount sent = sent_by(node, &work);
-        int axes = axes_of(work.group, shape);
+        int axes = work.group->axes;
         traffic.n_operations[axes][work.kind] += n_times;
         add_sent(&traffic.axis[axes][work.kind], sent, n_times);
         add_sent(&traffic.link[place_link(&place)], sent, n_times);
