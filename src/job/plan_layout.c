@@ -31,8 +31,10 @@ Status plan_layout_apply(PlanRun *plan, const PlanLayout *layout, Error *error) 
     }
     if (layout->has_no_samples) values->train.sample_tokens = 0;
     run->n_planned = (int)n_ranks;
+    run->is_any_layout = false;
     TRY(mesh_shape(values->parallel.size, run->n_planned, &run->shape, error));
-    return train_options_complete(run, error);
+    TRY(train_options_complete(run, error));
+    return train_async_check(run, error);
 }
 
 typedef struct {

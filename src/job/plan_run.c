@@ -242,6 +242,7 @@ static Status prepare(TrainRun *run, Error *error) {
     if (*plan->options.budget) plan->n_ranks = (int)plan->budget.n_devices;
     bool gives_out = plan->options.tune || *plan->options.budget; /* the tuner does */
     run->n_planned = gives_out ? (int)n_ranks : plan->n_ranks;
+    run->is_any_layout = gives_out;
     TRY(choose_batch(plan, error));
     run->values.call.host_ranks = machine_ranks_a_host(machine, plan->n_ranks);
     if (machine->host.n_cores && !run->values.train.n_threads) {

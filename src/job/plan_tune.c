@@ -5,6 +5,7 @@
 #include "base/system/timer.h"
 #include "base/text/format.h"
 #include "base/text/plain.h"
+#include "job/plan_probe.h"
 #include "job/plan_search.h"
 #include "model/model_flops.h"
 
@@ -214,7 +215,8 @@ static Search search_of(PlanRun *plan, const TuneOptions *options) {
                      .has_schedule = is_given(plan, "schedule"),
                      .has_chunks = is_given(plan, "chunks"),
                      .has_recompute = is_given(plan, "recompute"),
-                     .has_micro_batch = is_given(plan, "micro-batch")};
+                     .has_micro_batch = is_given(plan, "micro-batch"),
+                     .has_own_sums = plan_has_own_sums(plan)};
     if (search.n_threads > MOST_THREADS) search.n_threads = MOST_THREADS;
     for (int axis = 0; axis < N_AXES; axis++)
         if (is_given(plan, axis_name((Axis)axis)))

@@ -299,6 +299,24 @@ pgpt plan --model nano --machine slow.ini --batch 2 --sequence 32 --tune --measu
 awk '/^tflops-32 =/ { rate[FILENAME] = $3 } /^samples =/ { split($3, word, "="); sample[FILENAME] = word[2] }
      END { a = rate["corrected/machine.ini"] / rate["slow.ini"]; b = sample["corrected/machine.ini"] / 1e-3
            exit !(a > 10 && a / b < 1.01 && b / a < 1.01) }' slow.ini corrected/machine.ini || fail "$(cat corrected/machine.ini)"
+# What is only of several ranks along an axis is asked of the layouts, before there is one.
+for words in '--compress int8/--compress int8 .*--dp' '--compress int8 --tp 2/--tp 2 --dp 2' '--schedule zb-v/--pp . .*--schedule zb-v' \
+    '--tp-style row/--tp-style row --tp' '--chunks 2/--chunks 2'; do
+    # shellcheck disable=SC2086
+    pgpt plan --model mini --machine h100 --gpus 4 --batch 16 --tune ${words%%/*}
+    grep -q '^ 1  mpirun' out || fail "no layout with $words"
+    grep '^ *[0-9]*  mpirun' out | grep -Evq -e "${words#*/}" && fail "a layout without $words: $(cat out)"
+done
+pgpt plan --model nano --machine cpu --gpus 2 --batch 4 --tune --sync local
+grep '^ *[0-9]*  mpirun' out | grep -q -e '--zero' && fail "--sync local with --zero is none: $(cat out)"
+# Heads that ranks of tp would share, in blocks with scales: no line has them, and a plan says what a run does.
+heads=(--model nano --heads 4 --kv-heads 2 --channels 80 --batch 16)
+pgpt plan "${heads[@]}" --machine h100 --gpus 4 --tune --moments 8bit
+grep -Eq -e 'mpirun.* --tp 4' out && fail "$(cat out)"
+for words in '--moments 8bit --tp 4' '--moments 8bit --tp 4 --tune' '--compress int8 --tp 4 --dp 2' '--compress int8 --tp 4 --dp 2 --tune'; do
+    # shellcheck disable=SC2086
+    refused '/end within them; choose .*, or --tp 2 at most/' plan "${heads[@]}" --machine h100 --gpus "$([[ $words == *dp* ]] && echo 8 || echo 4)" $words
+done
 # A text with words of a shell in its name is a name.
 cp "$SOURCE_ROOT/README.md" 'a; touch struck'
 pgpt plan --model nano --machine cpu --batch 2 --sequence 32 --tokenizer char --data 'a; touch struck' --tune --measure 1
