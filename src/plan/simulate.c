@@ -79,10 +79,10 @@ typedef struct {
     int n_comms;
     const void **flight; /* under way in this part, by what start and wait share, and until when */
     double *flight_end;
-    int n_flights;
-    double *node_end; /* of nodes on other lanes */
-    double computed;  /* since all ranks of the host have met */
-    double sent_at;   /* the last message to another stage; below 0: there is none */
+    int n_flights, n_looked_at; /* behind these none was looked at to see whether it is over */
+    double *node_end;           /* of nodes on other lanes */
+    double computed;            /* since all ranks of the host have met */
+    double sent_at;             /* the last message to another stage; below 0: there is none */
     PartTime time;
     SimulatedNode *events;
     int n_events;
@@ -157,7 +157,21 @@ static void move(PartClock *clock, const Node *node) {
     clock->flight_end[clock->n_flights++] = end;
 }
 
+/* What is over keeps nobody waiting. Looked at each time that as many again have begun, so that the list is as
+ * long as what is under way, not as the program. */
+static void forget_flights(PartClock *clock) {
+    int n = 0;
+    if (clock->n_flights < 2 * clock->n_looked_at + 64) return;
+    for (int i = 0; i < clock->n_flights; i++) {
+        if (clock->flight_end[i] <= clock->lane[0]) continue;
+        clock->flight[n] = clock->flight[i];
+        clock->flight_end[n++] = clock->flight_end[i];
+    }
+    clock->n_flights = clock->n_looked_at = n;
+}
+
 static void wait_for(PartClock *clock, const void *flights) {
+    forget_flights(clock);
     for (int i = clock->n_flights - 1; i >= 0; i--) {
         if (clock->flight[i] != flights) continue;
         double busy = clock->lane[0]; /* or another lane is */
