@@ -111,6 +111,7 @@ static Status take_rank(void *context, const Trainer *trainer, Error *error) {
         if (!place_is_beside((Place)place)) continue;
         *(place_is_file((Place)place) ? &rank->file : &rank->host) += rank->place[place];
     }
+    rank->offload = trainer->step.options.offload;
     rank->evaluation = device_required_bytes(&trainer->memory) - plan_total_bytes(plan);
     rank->samples = trainer_sampling_bytes(trainer);
     rank->checkpoint = saver_planned_bytes(&trainer->saver);

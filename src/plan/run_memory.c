@@ -161,21 +161,34 @@ Status run_memory_check(const Trainer *trainer, Error *error) {
 
 /* ---- --offload auto */
 
+/* For whom, and what is free for it: NULL: what is here. */
+typedef struct {
+    const TrainerSetup *setup;
+    const MemoryRoom *room;
+} Choosing;
+
 /* Does it fit, with this offload? */
 typedef struct {
     bool fits, keeps_state;
 } OffloadTrial;
 
-static Status try_offload(const TrainerSetup *setup, const Offload *offload, OffloadTrial *trial,
+static bool fits_here(const Trainer *trainer, size_t n_host) {
+    const Backend *backend = trainer->setup.backend;
+    int n_ranks = backend->n_on_host > 1 ? backend->n_on_host : 1;
+    return needed_bytes(trainer) <= device_usable_bytes(backend) &&
+           n_host <= memory_available_bytes() / (uint64_t)n_ranks;
+}
+
+static Status try_offload(const Choosing *choosing, const Offload *offload, OffloadTrial *trial,
                           Error *error) {
-    TrainerSetup other = *setup;
+    const MemoryRoom *room = choosing->room;
+    TrainerSetup other = *choosing->setup;
     Trainer trainer;
     other.offload = offload;
     if (trainer_plan(&trainer, &other, error) == STATUS_OK) {
         size_t n_host = device_bytes_of(&trainer.memory, MEMORY_PINNED);
-        int n_ranks = setup->backend->n_on_host > 1 ? setup->backend->n_on_host : 1;
-        trial->fits = needed_bytes(&trainer) <= device_usable_bytes(setup->backend) &&
-                      n_host <= memory_available_bytes() / (uint64_t)n_ranks;
+        trial->fits = room ? trainer_planned_bytes(&trainer) <= room->device && n_host <= room->host
+                           : fits_here(&trainer, n_host);
         trial->keeps_state = keeps_state(&trainer);
     }
     trainer_close(&trainer);
@@ -183,16 +196,16 @@ static Status try_offload(const TrainerSetup *setup, const Offload *offload, Off
 }
 
 /* The largest share that may stay, in SHARES-ths, of those from which on it fits. */
-static Status find_share(const TrainerSetup *setup, Offload *offload, OffloadTrial *trial, Error *error) {
+static Status find_share(const Choosing *choosing, Offload *offload, OffloadTrial *trial, Error *error) {
     enum { SHARES = 32 };
     int low = 0, high = SHARES; /* fits with low, if with any */
     offload->share = 0.0;
-    TRY(try_offload(setup, offload, trial, error));
+    TRY(try_offload(choosing, offload, trial, error));
     while (trial->fits && high - low > 1) {
         int middle = (low + high) / 2;
         OffloadTrial with = {0};
         offload->share = (double)middle / SHARES;
-        TRY(try_offload(setup, offload, &with, error));
+        TRY(try_offload(choosing, offload, &with, error));
         if (with.fits) low = middle;
         else high = middle;
     }
@@ -211,41 +224,51 @@ static bool may_go(const TrainerSetup *setup, Offloaded what, OffloadTo to) {
 }
 
 /* Where the host has no room for all of what the device has none for, a share in between may have. */
-static Status offload_optimizer(const TrainerSetup *setup, Offload *offload, OffloadTrial *trial,
+static Status offload_optimizer(const Choosing *choosing, Offload *offload, OffloadTrial *trial,
                                 Error *error) {
     OffloadTo to = offload->to[OFFLOAD_OPTIMIZER];
-    TRY(find_share(setup, offload, trial, error));
+    TRY(find_share(choosing, offload, trial, error));
     for (int i = 3; i > 0 && !trial->fits && to == OFFLOAD_HOST; i--) { /* too much for the host */
         offload->share = i / 4.0;
-        TRY(try_offload(setup, offload, trial, error));
+        TRY(try_offload(choosing, offload, trial, error));
     }
     return STATUS_OK;
 }
 
 /* Optimizer state first, where there is any: it crosses the bus once a step, activations once a
  * micro-batch. */
-Status run_memory_choose_offload(const TrainerSetup *setup, Offload *offload, Error *error) {
+static Status choose_offload(const Choosing *choosing, Offload *offload, Error *error) {
     OffloadTo to = offload->automatic;
     OffloadTrial trial = {0};
-    if (to == OFFLOAD_NOWHERE || setup->backend->only_plans) return STATUS_OK;
+    if (to == OFFLOAD_NOWHERE) return STATUS_OK;
     offload->automatic = OFFLOAD_NOWHERE;
-    TRY(try_offload(setup, offload, &trial, error));
+    TRY(try_offload(choosing, offload, &trial, error));
     if (trial.fits) return STATUS_OK;
     if (trial.keeps_state) {
         offload->to[OFFLOAD_OPTIMIZER] = to;
-        TRY(offload_optimizer(setup, offload, &trial, error));
+        TRY(offload_optimizer(choosing, offload, &trial, error));
         if (trial.fits) return STATUS_OK;
     }
     offload->share = 0.0;
     offload->to[OFFLOAD_ACTIVATIONS] = to;
-    TRY(find_share(setup, offload, &trial, error));
+    TRY(find_share(choosing, offload, &trial, error));
     for (int i = 0; i < 2 && !trial.fits; i++) { /* what moves in every micro-batch comes last */
         static const Offloaded last[] = {OFFLOAD_GRADIENTS, OFFLOAD_WEIGHTS};
-        if (!may_go(setup, last[i], to)) continue;
+        if (!may_go(choosing->setup, last[i], to)) continue;
         offload->to[last[i]] = to;
-        TRY(try_offload(setup, offload, &trial, error));
+        TRY(try_offload(choosing, offload, &trial, error));
     }
     return STATUS_OK;
+}
+
+Status run_memory_choose_offload(const TrainerSetup *setup, Offload *offload, Error *error) {
+    if (setup->backend->only_plans) return STATUS_OK;
+    return choose_offload(&(Choosing){setup, NULL}, offload, error);
+}
+
+Status run_memory_plan_offload(const TrainerSetup *setup, const MemoryRoom *room, Offload *offload,
+                               Error *error) {
+    return choose_offload(&(Choosing){setup, room}, offload, error);
 }
 
 /* Where somebody else has taken memory since it was checked, what was said then is said now. Those who share

@@ -309,6 +309,17 @@ for words in '--compress int8/--compress int8 .*--dp' '--compress int8 --tp 2/--
 done
 pgpt plan --model nano --machine cpu --gpus 2 --batch 4 --tune --sync local
 grep '^ *[0-9]*  mpirun' out | grep -q -e '--zero' && fail "--sync local with --zero is none: $(cat out)"
+# --offload auto: as little as fits on the machine, and activations where the optimizer keeps nothing.
+pgpt plan --machine h100 --print-machine
+{ grep -v '^memory-gib' out && echo 'memory-gib = 4'; } >tight.ini
+automatic() { # PATTERN OPTION...
+    pgpt plan --machine tight.ini --no-background-save --micro-batch 8 --offload auto "${@:2}"
+    grep -q 'DOES NOT FIT' out && fail "--offload auto ${*:2}: $(cat out)"
+    grep -Eq -e "$1" out || fail "--offload auto ${*:2}: $(cat out)"
+}
+automatic ', offload optimizer to .*, [0-9]+ % of it stays$' --model gpt2 --batch 8
+automatic ', offload activations to ' --model gpt2 --batch 64 --optimizer sgd --momentum 0 --dtype f32
+automatic ' of up to 8 a rank$' --model mini --batch 8
 # Heads that ranks of tp would share, in blocks with scales: no line has them, and a plan says what a run does.
 heads=(--model nano --heads 4 --kv-heads 2 --channels 80 --batch 16)
 pgpt plan "${heads[@]}" --machine h100 --gpus 4 --tune --moments 8bit
