@@ -193,11 +193,12 @@ static bool is_given(const PlanRun *plan, const char *name) {
     return options_source(&plan->train.options, name) >= OPTION_FROM_RUN;
 }
 
-/* To the host's memory, which a CPU has not beside its own. */
+/* To the host's memory, which a CPU has not beside its own. --offload auto leaves it to the search. */
 static bool can_offload(const PlanRun *plan) {
     const TrainCommand *values = &plan->train.values;
     const Machine *machine = &plan->machine.machine;
-    if (!machine_is_gpu(machine) || !(machine->host.bus_gbs > 0.0) || is_given(plan, "offload")) return false;
+    bool is_chosen = is_given(plan, "offload") && plan->train.offload.automatic != OFFLOAD_HOST;
+    if (!machine_is_gpu(machine) || !(machine->host.bus_gbs > 0.0) || is_chosen) return false;
     return optimizer_n_moments(&values->optimizer) > 0 && values->async.sync == SYNC_EXACT &&
            strcmp(values->parallel.compress, "none") == 0;
 }

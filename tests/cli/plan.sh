@@ -320,6 +320,14 @@ automatic() { # PATTERN OPTION...
 automatic ', offload optimizer to .*, [0-9]+ % of it stays$' --model gpt2 --batch 8
 automatic ', offload activations to ' --model gpt2 --batch 64 --optimizer sgd --momentum 0 --dtype f32
 automatic ' of up to 8 a rank$' --model mini --batch 8
+# And the search takes it for leave to offload, as where nobody says.
+for words in '' '--offload auto'; do
+    # shellcheck disable=SC2086
+    pgpt plan --machine tight.ini --model gpt2 --batch 32 --recompute 0 --micro-batch 8 --no-background-save --tune $words
+    grep '^ 1  pgpt train' out | sed 's/ --offload auto//' >"line${words##* }"
+done
+grep -q -e '--offload optimizer' line || fail "$(cat line)"
+cmp line lineauto || fail "$(cat line lineauto)"
 # Heads that ranks of tp would share, in blocks with scales: no line has them, and a plan says what a run does.
 heads=(--model nano --heads 4 --kv-heads 2 --channels 80 --batch 16)
 pgpt plan "${heads[@]}" --machine h100 --gpus 4 --tune --moments 8bit
