@@ -104,7 +104,7 @@ static double sync_seconds(const Search *search, const PlanLayout *layout, const
     GroupPlace place = plan_sums_place(search, layout);
     const Links *links = &search->links;
     double backward = cost->backward + cost->weight;
-    if (place.size == 1) return 0.0;
+    if (place.size == 1 || search->has_own_sums) return 0.0; /* they are in the update */
     double gather = links_seconds(links, COMM_ALL_GATHER, cost->weights, &place);
     double scatter = links_seconds(links, COMM_REDUCE_SCATTER, cost->gradients, &place);
     switch (layout->zero) {

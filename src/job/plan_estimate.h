@@ -24,6 +24,7 @@ typedef struct {
     int size[N_AXES];
     const StageBlocks *stage_blocks; /* plan_list_stages */
     bool has_zero, has_schedule, has_chunks, has_recompute, has_micro_batch;
+    bool has_own_sums; /* plan_has_own_sums: in the update of a probe */
 } Search;
 
 typedef struct {

@@ -31,8 +31,10 @@ Status plan_layout_apply(PlanRun *plan, const PlanLayout *layout, Error *error) 
     }
     if (layout->has_no_samples) values->train.sample_tokens = 0;
     run->n_planned = (int)n_ranks;
+    run->is_any_layout = false;
     TRY(mesh_shape(values->parallel.size, run->n_planned, &run->shape, error));
-    return train_options_complete(run, error);
+    TRY(train_options_complete(run, error));
+    return train_async_check(run, error);
 }
 
 typedef struct {
@@ -77,7 +79,7 @@ static void add_layout(WordList *list, const PlanRun *plan, const PlanLayout *la
 }
 
 /* What the layout says itself is left out, and so is what is only of this call. */
-static void add_others(WordList *list, const PlanRun *plan) {
+static void add_others(WordList *list, const PlanRun *plan, const PlanLayout *layout) {
     static const char *const own[] = {"dp",       "tp",     "cp",    "ep",          "pp",
                                       "schedule", "chunks", "zero",  "micro-batch", "recompute",
                                       "dtype",    "device", "batch", "model",       NULL};
@@ -86,7 +88,8 @@ static void add_others(WordList *list, const PlanRun *plan) {
     add_number(list, "batch", plan->train.values.train.batch);
     for (int i = 0; i < options_count(options->command); i++) {
         const OptionSpec *spec = options_spec(options->command, i, NULL);
-        bool is_own = (spec->flags & OPTION_TRANSIENT) != 0;
+        bool is_own = (spec->flags & OPTION_TRANSIENT) != 0 ||
+                      (layout->offload != TUNE_AS_GIVEN && strcmp(spec->name, "offload") == 0);
         for (int k = 0; own[k]; k++) is_own = is_own || strcmp(own[k], spec->name) == 0;
         if (is_own || options->sources[i] < OPTION_FROM_RUN) continue;
         const char *value = options->asked[i];
@@ -103,7 +106,7 @@ const char **plan_train_words(const PlanRun *plan, const PlanLayout *layout, int
     WordList list = {.arena = arena};
     list.word = ARENA_ARRAY(arena, const char *, 2 * n_options + MOST_OF_LAYOUT + n_more + 1);
     add_word(&list, "train");
-    add_others(&list, plan);
+    add_others(&list, plan, layout);
     add_layout(&list, plan, layout);
     return list.word;
 }

@@ -6,6 +6,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 enum { PROBE_STAGES = 4, PROBE_MICRO_BATCHES = 8 };
 
@@ -68,6 +69,11 @@ static bool is_in_a_v(const PlanLayout *layout) {
     return layout->size[AXIS_PP] > 1 && schedule_info(layout->schedule)->placement == PLACEMENT_V;
 }
 
+bool plan_has_own_sums(const PlanRun *plan) {
+    const TrainCommand *values = &plan->train.values;
+    return strcmp(values->parallel.compress, "none") != 0 || values->async.sync != SYNC_EXACT;
+}
+
 /* A model of so many blocks in the layout, and the rank of one of its stages. */
 static Status probe_stage(PlanRun *plan, const PlanLayout *layout, int n_blocks, int stage, Probe *probe,
                           Error *error) {
@@ -76,17 +82,19 @@ static Status probe_stage(PlanRun *plan, const PlanLayout *layout, int n_blocks,
     PlanLayout of = *layout;
     bool has_stages = layout->size[AXIS_PP] > 1;
     of.size[AXIS_PP] = has_stages ? PROBE_STAGES : 1;
-    of.size[AXIS_DP] = 1;
+    of.size[AXIS_DP] = plan_has_own_sums(plan) ? 2 : 1;
     of.n_chunks = is_in_a_v(layout) ? schedule_info(of.schedule)->default_chunks : 1;
     of.zero = 0;
     if (has_stages && !schedule_info(of.schedule)->splits_backward) of.schedule = SCHEDULE_1F1B;
     else if (has_stages && !is_in_a_v(layout)) of.schedule = SCHEDULE_ZB_H1;
     small.train.values.model.n_layers = n_blocks;
     small.train.values.parallel.stages = has_stages ? even_stages(n_blocks, of.n_chunks, text) : "";
-    small.train.values.parallel.recompute = ""; /* of stages, which are others here */
+    small.train.values.parallel.compress_across = COMPRESS_ACROSS_ALL; /* two ranks are on one host */
+    small.train.values.parallel.recompute = "";                        /* of stages, which are others here */
     small.train.recompute = NULL;
     small.train.values.model.n_patterns = plan->train.values.model.n_patterns;
-    small.train.values.train.batch = layout->micro_batch * PROBE_MICRO_BATCHES * layout->size[AXIS_EP];
+    small.train.values.train.batch =
+        layout->micro_batch * PROBE_MICRO_BATCHES * of.size[AXIS_EP] * of.size[AXIS_DP];
     small.train.options.arena = (Arena){0}; /* what is made of these options goes with them */
     if (plan_layout_apply(&small, &of, error) == STATUS_OK) {
         int a_stage = mesh_n_ranks(&small.train.shape) / of.size[AXIS_PP];

@@ -111,6 +111,7 @@ static Status take_rank(void *context, const Trainer *trainer, Error *error) {
         if (!place_is_beside((Place)place)) continue;
         *(place_is_file((Place)place) ? &rank->file : &rank->host) += rank->place[place];
     }
+    rank->offload = trainer->step.options.offload;
     rank->evaluation = device_required_bytes(&trainer->memory) - plan_total_bytes(plan);
     rank->samples = trainer_sampling_bytes(trainer);
     rank->checkpoint = saver_planned_bytes(&trainer->saver);
@@ -119,7 +120,7 @@ static Status take_rank(void *context, const Trainer *trainer, Error *error) {
     rank->moved = cost.bytes;
     rank->useful_flops = program_useful_flops(program);
     rank->n_instructions = program->graph->n_nodes;
-    rank->sent = rank_sent(&taking->figures->links, program, &taking->plan->train.shape);
+    rank->sent = rank_sent(&taking->figures->links, program);
     taking->figures->n_parameters = trainer->table.n_whole_elements;
     StepSimulator simulator = {&taking->figures->speed, &taking->figures->links};
     rank_speed_set_micro_batches(&taking->figures->speed, trainer->step.n_micro_batches);

@@ -7,6 +7,7 @@
 #include "device/device.h"
 #include "job/plan_ranks.h"
 #include "model/model_flops.h"
+#include "plan/run_memory.h"
 #include "train/model_mesh.h"
 
 #include <math.h>
@@ -242,6 +243,7 @@ static Status prepare(TrainRun *run, Error *error) {
     if (*plan->options.budget) plan->n_ranks = (int)plan->budget.n_devices;
     bool gives_out = plan->options.tune || *plan->options.budget; /* the tuner does */
     run->n_planned = gives_out ? (int)n_ranks : plan->n_ranks;
+    run->is_any_layout = gives_out;
     TRY(choose_batch(plan, error));
     run->values.call.host_ranks = machine_ranks_a_host(machine, plan->n_ranks);
     if (machine->host.n_cores && !run->values.train.n_threads) {
@@ -298,6 +300,19 @@ void plan_run_close(PlanRun *plan, Error *error) {
 
 /* ---- One rank */
 
+static uint64_t device_room(const Machine *machine) {
+    return (uint64_t)(machine->device.memory_gib * 1073741824.0);
+}
+
+/* For --offload auto: a device's memory, and a rank's part of its host's. */
+static MemoryRoom room_of(const PlanRun *plan) {
+    const Machine *machine = &plan->machine.machine;
+    double host = machine->host.host_memory_gib * 1073741824.0;
+    int a_host = machine_ranks_a_host(machine, mesh_n_ranks(&plan->train.shape));
+    return (MemoryRoom){.device = device_room(machine),
+                        .host = host > 0.0 ? (uint64_t)(host / a_host) : UINT64_MAX};
+}
+
 Status plan_visit_rank(PlanRun *plan, int rank, bool step_only, PlanVisit visit, void *context,
                        Error *error) {
     TrainRun one = plan->train;
@@ -316,6 +331,12 @@ Status plan_visit_rank(PlanRun *plan, int rank, bool step_only, PlanVisit visit,
     one.saving = planned.saving;
     train_part_choose(&one);
     TrainerSetup setup = train_setup(&one);
+    MemoryRoom room = room_of(plan);
+    if (!step_only) run_memory_plan_offload(&setup, &room, &one.offload, error);
+    if (error->status != STATUS_OK) {
+        planned_rank_close(&planned);
+        return error->status;
+    }
     if (step_only) trainer_plan_step(&one.trainer, &setup, error);
     else trainer_plan(&one.trainer, &setup, error);
     if (error->status == STATUS_OK) visit(context, &one.trainer, error);
@@ -348,7 +369,7 @@ static void derive(PlanRun *plan, PlanFigures *figures) {
         plan->options.n_tokens > 0.0 ? plan->options.n_tokens : batch_tokens * (double)train->n_steps;
     figures->run_seconds = figures->n_run_tokens / figures->tokens_per_s;
     figures->joules = machine->device.watts * n_ranks * figures->run_seconds;
-    figures->usable = (uint64_t)(machine->device.memory_gib * 1073741824.0);
+    figures->usable = device_room(machine);
     for (int i = 0; i < figures->n_ranks_built; i++)
         if (figures->host_needed < figures->rank[i].host) figures->host_needed = figures->rank[i].host;
     if (figures->host_needed && machine_is_gpu(machine) && machine->host.host_memory_gib > 0.0) {

@@ -55,6 +55,7 @@ typedef struct {
     size_t workspace;       /* of its activations: the largest scratch of an instruction */
     size_t messages;        /* of state and activations: buffers of messages and collectives */
     size_t host, file;      /* beside the device's: what --offload keeps there */
+    Offload offload;        /* what that is; of --offload auto, as it was chosen */
     size_t evaluation, samples, checkpoint; /* beyond that */
     size_t total;                           /* what `pgpt train` allocates: its peak_bytes */
     double flops, useful_flops, moved;      /* counted, of a step */

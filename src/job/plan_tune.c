@@ -5,6 +5,7 @@
 #include "base/system/timer.h"
 #include "base/text/format.h"
 #include "base/text/plain.h"
+#include "job/plan_probe.h"
 #include "job/plan_search.h"
 #include "model/model_flops.h"
 
@@ -192,11 +193,12 @@ static bool is_given(const PlanRun *plan, const char *name) {
     return options_source(&plan->train.options, name) >= OPTION_FROM_RUN;
 }
 
-/* To the host's memory, which a CPU has not beside its own. */
+/* To the host's memory, which a CPU has not beside its own. --offload auto leaves it to the search. */
 static bool can_offload(const PlanRun *plan) {
     const TrainCommand *values = &plan->train.values;
     const Machine *machine = &plan->machine.machine;
-    if (!machine_is_gpu(machine) || !(machine->host.bus_gbs > 0.0) || is_given(plan, "offload")) return false;
+    bool is_chosen = is_given(plan, "offload") && plan->train.offload.automatic != OFFLOAD_HOST;
+    if (!machine_is_gpu(machine) || !(machine->host.bus_gbs > 0.0) || is_chosen) return false;
     return optimizer_n_moments(&values->optimizer) > 0 && values->async.sync == SYNC_EXACT &&
            strcmp(values->parallel.compress, "none") == 0;
 }
@@ -214,7 +216,8 @@ static Search search_of(PlanRun *plan, const TuneOptions *options) {
                      .has_schedule = is_given(plan, "schedule"),
                      .has_chunks = is_given(plan, "chunks"),
                      .has_recompute = is_given(plan, "recompute"),
-                     .has_micro_batch = is_given(plan, "micro-batch")};
+                     .has_micro_batch = is_given(plan, "micro-batch"),
+                     .has_own_sums = plan_has_own_sums(plan)};
     if (search.n_threads > MOST_THREADS) search.n_threads = MOST_THREADS;
     for (int axis = 0; axis < N_AXES; axis++)
         if (is_given(plan, axis_name((Axis)axis)))

@@ -23,6 +23,7 @@ static Status refuse_ignored(const TrainRun *run, Error *error) {
 static Status check_alone(TrainRun *run, Error *error) {
     if (run->async.sync == SYNC_EXACT || run->shape.size[AXIS_DP] > 1) return STATUS_OK;
     const char *name = sync_names[run->async.sync];
+    if (run->is_any_layout) return STATUS_OK;
     bool is_given = options_source(&run->options, "sync") == OPTION_FROM_COMMAND;
     for (int axis = 0; axis < N_AXES && is_given; axis++) {
         if (run->shape.size[axis] == 1) continue;

@@ -28,6 +28,10 @@ static Status check_alone(TrainRun *run, Error *error) {
     if (run->compression.kind == COMPRESS_NONE || size[AXIS_DP] * size[AXIS_CP] > 1) return STATUS_OK;
     const char *text = run->values.parallel.compress;
     int n_ranks = mesh_n_ranks(&run->shape);
+    if (run->is_any_layout) {
+        run->compression = (Compression){0}; /* until there is one */
+        return STATUS_OK;
+    }
     if (options_source(&run->options, "compress") == OPTION_FROM_COMMAND) {
         char several[64] = "start several with mpirun -n 4";
         if (n_ranks > 1)

@@ -165,6 +165,25 @@ static Status refuse_other_optimizers(const TrainRun *run, Error *error) {
     return STATUS_OK;
 }
 
+/* Those of axes along which there is one rank. Where a layout is looked for they ask for more. */
+static Status refuse_idle_axes(const TrainRun *run, Error *error) {
+    const OptionCondition rules[] = {
+        {"tp-style", "--tp 2 or more", run->values.parallel.size[AXIS_TP] > 1},
+        {"tp-chunks", "--tp or --ep 2 or more",
+         run->values.parallel.size[AXIS_TP] > 1 || run->values.parallel.size[AXIS_EP] > 1},
+        {"sequence-parallel", "--tp 2 or more", run->values.parallel.size[AXIS_TP] > 1},
+        {"cp-style", "--cp 2 or more", run->values.parallel.size[AXIS_CP] > 1},
+        {"layout", "several ranks", run->launch->world.size > 1 || !run->values.parallel.layout},
+        {"schedule", "--pp 2 or more", train_has_pipeline(run)},
+        {"chunks", "--pp 2 or more", train_has_pipeline(run)},
+        {"stages", "--pp 2 or more", train_has_pipeline(run)},
+        {"recompute-stages", "--pp 2 or more", train_has_pipeline(run)},
+    };
+    if (run->is_any_layout) return STATUS_OK;
+    return options_refuse_idle(&run->options, rules, sizeof rules / sizeof rules[0], OPTION_FROM_COMMAND,
+                               error);
+}
+
 /* Options that the others leave without effect. On the command line only: a config file holds them all. */
 static Status refuse_ignored(const TrainRun *run, Error *error) {
     const OptimizerOptions *optimizer = &run->values.optimizer;
@@ -184,19 +203,10 @@ static Status refuse_ignored(const TrainRun *run, Error *error) {
         {"offload-io", "--offload ...:file=DIR", *run->offload.folder != 0},
         {"ranks-per-host", "--print-mesh or --compress-across hosts",
          run->values.call.print_mesh || run->host_names},
-        {"tp-style", "--tp 2 or more", run->values.parallel.size[AXIS_TP] > 1},
-        {"tp-chunks", "--tp or --ep 2 or more",
-         run->values.parallel.size[AXIS_TP] > 1 || run->values.parallel.size[AXIS_EP] > 1},
-        {"sequence-parallel", "--tp 2 or more", run->values.parallel.size[AXIS_TP] > 1},
-        {"cp-style", "--cp 2 or more", run->values.parallel.size[AXIS_CP] > 1},
-        {"layout", "several ranks", run->launch->world.size > 1 || !run->values.parallel.layout},
-        {"schedule", "--pp 2 or more", train_has_pipeline(run)},
-        {"chunks", "--pp 2 or more", train_has_pipeline(run)},
-        {"stages", "--pp 2 or more", train_has_pipeline(run)},
-        {"recompute-stages", "--pp 2 or more", train_has_pipeline(run)},
     };
-    return options_refuse_idle(&run->options, rules, sizeof rules / sizeof rules[0], OPTION_FROM_COMMAND,
-                               error);
+    TRY(options_refuse_idle(&run->options, rules, sizeof rules / sizeof rules[0], OPTION_FROM_COMMAND,
+                            error));
+    return refuse_idle_axes(run, error);
 }
 
 /* When and how to save, where nothing is saved. A config file may say it: it is the call that says

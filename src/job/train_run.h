@@ -117,6 +117,7 @@ struct TrainRun {
     const OptionCommand *command;
     Status (*prepare)(TrainRun *run, Error *error);
     int n_planned;
+    bool is_any_layout; /* one is looked for: axes that nobody gave are of no size yet */
 };
 
 /* ---- The whole of it (train_run.c) */

@@ -32,13 +32,20 @@ Links links_of(const Machine *machine, int64_t n_ranks) {
 
 GroupPlace links_place(const Links *links, const PlannedGroup *group) {
     GroupPlace place = {.size = group ? group->size : 1, .a_host = 1, .n_hosts = 1};
+    PlannedHosts *known = group ? group->hosts : NULL;
     int on_this = 1;
+    if (known && known->ranks_a_host == links->ranks_a_host) {
+        place.a_host = known->a_host;
+        place.n_hosts = known->n_hosts;
+        return place;
+    }
     for (int i = 1; i < place.size; i++) { /* members rise */
         bool is_new = group->member[i] / links->ranks_a_host != group->member[i - 1] / links->ranks_a_host;
         place.n_hosts += is_new;
         on_this = is_new ? 1 : on_this + 1;
         if (place.a_host < on_this) place.a_host = on_this;
     }
+    if (known) *known = (PlannedHosts){links->ranks_a_host, place.a_host, place.n_hosts};
     return place;
 }
 

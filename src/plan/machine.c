@@ -167,17 +167,22 @@ static Status refuse_name(const char *name, Error *error) {
 }
 
 static Status read_samples(Machine *machine, Arena *arena, Error *error) {
-    const char *texts[] = {machine->device.samples, machine->device.all_thread_samples,
-                           machine->device.busy_samples, machine->host.message_samples};
-    const Samples **read[] = {&machine->samples, &machine->all_thread_samples, &machine->busy_samples,
-                              &machine->message_samples};
-    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
-        if (!texts[i] || !*texts[i]) continue;
+    const struct {
+        const char *key, *text;
+        const Samples **read;
+    } all[] = {{"samples", machine->device.samples, &machine->samples},
+               {"all-thread-samples", machine->device.all_thread_samples, &machine->all_thread_samples},
+               {"busy-samples", machine->device.busy_samples, &machine->busy_samples},
+               {"message-samples", machine->host.message_samples, &machine->message_samples}};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        if (!all[i].text || !*all[i].text) continue;
         Samples *samples = ARENA_ARRAY(arena, Samples, 1);
-        TRY(samples_read(texts[i], arena, samples, error));
-        *read[i] = samples;
+        TRY(samples_read(all[i].text, arena, samples, error));
+        bool are_messages = all[i].read == &machine->message_samples;
+        TRY(are_messages ? links_check_samples(samples, error)
+                         : samples_check_operations(samples, all[i].key, error));
+        *all[i].read = samples;
     }
-    if (machine->message_samples) return links_check_samples(machine->message_samples, error);
     return STATUS_OK;
 }
 

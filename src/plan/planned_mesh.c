@@ -72,9 +72,22 @@ typedef struct {
     int rank; /* of the job */
 } Opening;
 
+static int axes_of(const MeshShape *shape, const int *member, int size) {
+    int first[N_AXES], other[N_AXES], axes = 0;
+    mesh_coordinates(shape, member[0], first);
+    for (int i = 1; i < size; i++) {
+        mesh_coordinates(shape, member[i], other);
+        for (int axis = 0; axis < N_AXES; axis++) axes |= (first[axis] != other[axis]) << axis;
+    }
+    return axes;
+}
+
 static Comm open_group(const Opening *opening, const int *member, int size) {
     PlannedGroup *group = ARENA_NEW(&opening->planned->arena, PlannedGroup);
-    *group = (PlannedGroup){.size = size, .member = member};
+    *group = (PlannedGroup){.size = size,
+                            .member = member,
+                            .axes = axes_of(opening->setup->shape, member, size),
+                            .hosts = ARENA_NEW(&opening->planned->arena, PlannedHosts)};
     while (group->rank < size - 1 && member[group->rank] != opening->rank) group->rank++;
     return (Comm){.table = opening->setup->only_enqueues ? &device_table : &host_table,
                   .context = group,

@@ -16,9 +16,17 @@
 #include "parallel/mesh.h"
 #include "parallel/pipeline/pipeline.h"
 
+/* Of which the most are on one host, and on how many hosts they are, for so many ranks a host; 0: not asked
+ * yet. Plans ask for every node, and groups can be large. */
+typedef struct {
+    int ranks_a_host, a_host, n_hosts;
+} PlannedHosts;
+
 typedef struct {
     int size, rank;
-    const int *member; /* (size) ranks of the job, in the order of the group */
+    const int *member;   /* (size) ranks of the job, in the order of the group */
+    int axes;            /* a bit each: along which of them members differ */
+    PlannedHosts *hosts; /* what links_place has found; NULL: it keeps nothing */
 } PlannedGroup;
 
 typedef struct {

@@ -60,12 +60,12 @@ static ShareText share_text(int n_sharing, bool is_gpu) {
     return share;
 }
 
-/* An optimizer that keeps something. */
+static bool keeps_state(const Trainer *trainer) {
+    return trainer->step.optimizer.n_moments > 0 || trainer->step.optimizer.master;
+}
+
 static bool may_offload(const Trainer *trainer) {
-    const OptimizerTensors *optimizer = &trainer->step.optimizer;
-    bool keeps = optimizer->n_moments > 0 || optimizer->master;
-    bool is_exact = !trainer->step.options.sync.is_async;
-    return keeps && is_exact;
+    return keeps_state(trainer) && !trainer->step.options.sync.is_async;
 }
 
 /* Of a step: the state comes and goes. Over a device's bus it does both at once, so one way is what takes the
@@ -161,33 +161,52 @@ Status run_memory_check(const Trainer *trainer, Error *error) {
 
 /* ---- --offload auto */
 
+/* For whom, and what is free for it: NULL: what is here. */
+typedef struct {
+    const TrainerSetup *setup;
+    const MemoryRoom *room;
+} Choosing;
+
 /* Does it fit, with this offload? */
-static Status try_offload(const TrainerSetup *setup, const Offload *offload, bool *fits, Error *error) {
-    TrainerSetup other = *setup;
+typedef struct {
+    bool fits, keeps_state;
+} OffloadTrial;
+
+static bool fits_here(const Trainer *trainer, size_t n_host) {
+    const Backend *backend = trainer->setup.backend;
+    int n_ranks = backend->n_on_host > 1 ? backend->n_on_host : 1;
+    return needed_bytes(trainer) <= device_usable_bytes(backend) &&
+           n_host <= memory_available_bytes() / (uint64_t)n_ranks;
+}
+
+static Status try_offload(const Choosing *choosing, const Offload *offload, OffloadTrial *trial,
+                          Error *error) {
+    const MemoryRoom *room = choosing->room;
+    TrainerSetup other = *choosing->setup;
     Trainer trainer;
     other.offload = offload;
     if (trainer_plan(&trainer, &other, error) == STATUS_OK) {
         size_t n_host = device_bytes_of(&trainer.memory, MEMORY_PINNED);
-        int n_ranks = setup->backend->n_on_host > 1 ? setup->backend->n_on_host : 1;
-        *fits = needed_bytes(&trainer) <= device_usable_bytes(setup->backend) &&
-                n_host <= memory_available_bytes() / (uint64_t)n_ranks;
+        trial->fits = room ? trainer_planned_bytes(&trainer) <= room->device && n_host <= room->host
+                           : fits_here(&trainer, n_host);
+        trial->keeps_state = keeps_state(&trainer);
     }
     trainer_close(&trainer);
     return error->status;
 }
 
 /* The largest share that may stay, in SHARES-ths, of those from which on it fits. */
-static Status find_share(const TrainerSetup *setup, Offload *offload, bool *fits, Error *error) {
+static Status find_share(const Choosing *choosing, Offload *offload, OffloadTrial *trial, Error *error) {
     enum { SHARES = 32 };
     int low = 0, high = SHARES; /* fits with low, if with any */
     offload->share = 0.0;
-    TRY(try_offload(setup, offload, fits, error));
-    while (*fits && high - low > 1) {
+    TRY(try_offload(choosing, offload, trial, error));
+    while (trial->fits && high - low > 1) {
         int middle = (low + high) / 2;
-        bool is_enough = false;
+        OffloadTrial with = {0};
         offload->share = (double)middle / SHARES;
-        TRY(try_offload(setup, offload, &is_enough, error));
-        if (is_enough) low = middle;
+        TRY(try_offload(choosing, offload, &with, error));
+        if (with.fits) low = middle;
         else high = middle;
     }
     offload->share = (double)low / SHARES;
@@ -204,32 +223,52 @@ static bool may_go(const TrainerSetup *setup, Offloaded what, OffloadTo to) {
     return !setup->optimizer->eager && !setup->optimizer->n_prompt && !backend_has_own_memory(setup->backend);
 }
 
-/* Optimizer state first: it crosses the bus once a step, activations once a micro-batch. Where the host has
- * no room for all of what the device has none for, a share in between may have. */
-Status run_memory_choose_offload(const TrainerSetup *setup, Offload *offload, Error *error) {
-    OffloadTo to = offload->automatic;
-    bool fits = false;
-    if (to == OFFLOAD_NOWHERE || setup->backend->only_plans) return STATUS_OK;
-    offload->automatic = OFFLOAD_NOWHERE;
-    TRY(try_offload(setup, offload, &fits, error));
-    if (fits) return STATUS_OK;
-    offload->to[OFFLOAD_OPTIMIZER] = to;
-    TRY(find_share(setup, offload, &fits, error));
-    for (int i = 3; i > 0 && !fits && to == OFFLOAD_HOST; i--) { /* too much for the host */
+/* Where the host has no room for all of what the device has none for, a share in between may have. */
+static Status offload_optimizer(const Choosing *choosing, Offload *offload, OffloadTrial *trial,
+                                Error *error) {
+    OffloadTo to = offload->to[OFFLOAD_OPTIMIZER];
+    TRY(find_share(choosing, offload, trial, error));
+    for (int i = 3; i > 0 && !trial->fits && to == OFFLOAD_HOST; i--) { /* too much for the host */
         offload->share = i / 4.0;
-        TRY(try_offload(setup, offload, &fits, error));
-    }
-    if (fits) return STATUS_OK;
-    offload->share = 0.0;
-    offload->to[OFFLOAD_ACTIVATIONS] = to;
-    TRY(find_share(setup, offload, &fits, error));
-    for (int i = 0; i < 2 && !fits; i++) { /* what moves in every micro-batch comes last */
-        static const Offloaded last[] = {OFFLOAD_GRADIENTS, OFFLOAD_WEIGHTS};
-        if (!may_go(setup, last[i], to)) continue;
-        offload->to[last[i]] = to;
-        TRY(try_offload(setup, offload, &fits, error));
+        TRY(try_offload(choosing, offload, trial, error));
     }
     return STATUS_OK;
+}
+
+/* Optimizer state first, where there is any: it crosses the bus once a step, activations once a
+ * micro-batch. */
+static Status choose_offload(const Choosing *choosing, Offload *offload, Error *error) {
+    OffloadTo to = offload->automatic;
+    OffloadTrial trial = {0};
+    if (to == OFFLOAD_NOWHERE) return STATUS_OK;
+    offload->automatic = OFFLOAD_NOWHERE;
+    TRY(try_offload(choosing, offload, &trial, error));
+    if (trial.fits) return STATUS_OK;
+    if (trial.keeps_state) {
+        offload->to[OFFLOAD_OPTIMIZER] = to;
+        TRY(offload_optimizer(choosing, offload, &trial, error));
+        if (trial.fits) return STATUS_OK;
+    }
+    offload->share = 0.0;
+    offload->to[OFFLOAD_ACTIVATIONS] = to;
+    TRY(find_share(choosing, offload, &trial, error));
+    for (int i = 0; i < 2 && !trial.fits; i++) { /* what moves in every micro-batch comes last */
+        static const Offloaded last[] = {OFFLOAD_GRADIENTS, OFFLOAD_WEIGHTS};
+        if (!may_go(choosing->setup, last[i], to)) continue;
+        offload->to[last[i]] = to;
+        TRY(try_offload(choosing, offload, &trial, error));
+    }
+    return STATUS_OK;
+}
+
+Status run_memory_choose_offload(const TrainerSetup *setup, Offload *offload, Error *error) {
+    if (setup->backend->only_plans) return STATUS_OK;
+    return choose_offload(&(Choosing){setup, NULL}, offload, error);
+}
+
+Status run_memory_plan_offload(const TrainerSetup *setup, const MemoryRoom *room, Offload *offload,
+                               Error *error) {
+    return choose_offload(&(Choosing){setup, room}, offload, error);
 }
 
 /* Where somebody else has taken memory since it was checked, what was said then is said now. Those who share

@@ -43,29 +43,49 @@ bool node_adds(const Node *node, bool is_behind_first) {
     return node->write[0] == WRITE_ADD || (node->write[0] == WRITE_ADD_AFTER_FIRST && is_behind_first);
 }
 
-/* What a kernel does besides, and takes time for: an activation, numbers drawn for dropout, a sum. NULL:
- * nothing. */
-static const char *variant_of(const Node *node, bool adds) {
+/* What a kernel does besides, and takes time for: an activation, numbers drawn for dropout, a sum. */
+typedef enum {
+    VARIANT_ADDS,
+    VARIANT_ACTIVATION,
+    VARIANT_ACTIVATION_BACKWARD,
+    VARIANT_ATTENTION,
+    VARIANT_ATTENTION_BACKWARD,
+    VARIANT_NORM,
+    VARIANT_NORM_BACKWARD,
+    N_VARIANTS
+} Variant;
+
+const char *const sample_variants[] = {[VARIANT_ADDS] = "linear_weight_gradient+add",
+                                       [VARIANT_ACTIVATION] = "linear+activation",
+                                       [VARIANT_ACTIVATION_BACKWARD] = "linear_input_gradient+activation",
+                                       [VARIANT_ATTENTION] = "attention+dropout",
+                                       [VARIANT_ATTENTION_BACKWARD] = "attention_backward+dropout",
+                                       [VARIANT_NORM] = "residual_norm+dropout",
+                                       [VARIANT_NORM_BACKWARD] = "residual_norm_backward+dropout",
+                                       [N_VARIANTS] = NULL};
+
+/* N_VARIANTS: nothing. */
+static Variant variant_of(const Node *node, bool adds) {
     const void *attributes = node->attributes;
-    if (adds) return "linear_weight_gradient+add";
+    if (adds) return VARIANT_ADDS;
     if (node->op == &OP_LINEAR || node->op == &OP_LINEAR_INPUT_GRADIENT) {
-        if (((const LinearAttributes *)attributes)->activation == ACTIVATION_NONE) return NULL;
-        return node->op == &OP_LINEAR ? "linear+activation" : "linear_input_gradient+activation";
+        if (((const LinearAttributes *)attributes)->activation == ACTIVATION_NONE) return N_VARIANTS;
+        return node->op == &OP_LINEAR ? VARIANT_ACTIVATION : VARIANT_ACTIVATION_BACKWARD;
     }
     if (node->op == &OP_ATTENTION || node->op == &OP_ATTENTION_BACKWARD) {
-        if (((const AttentionAttributes *)attributes)->dropout <= 0.0f) return NULL;
-        return node->op == &OP_ATTENTION ? "attention+dropout" : "attention_backward+dropout";
+        if (((const AttentionAttributes *)attributes)->dropout <= 0.0f) return N_VARIANTS;
+        return node->op == &OP_ATTENTION ? VARIANT_ATTENTION : VARIANT_ATTENTION_BACKWARD;
     }
     if (node->op == &OP_RESIDUAL_NORM || node->op == &OP_RESIDUAL_NORM_BACKWARD) {
-        if (((const ResidualNormAttributes *)attributes)->probability <= 0.0f) return NULL;
-        return node->op == &OP_RESIDUAL_NORM ? "residual_norm+dropout" : "residual_norm_backward+dropout";
+        if (((const ResidualNormAttributes *)attributes)->probability <= 0.0f) return N_VARIANTS;
+        return node->op == &OP_RESIDUAL_NORM ? VARIANT_NORM : VARIANT_NORM_BACKWARD;
     }
-    return NULL;
+    return N_VARIANTS;
 }
 
 SampleKey sample_key(const Node *node, bool adds) {
     Cost cost = op_cost(node);
-    const char *variant = variant_of(node, adds);
+    const char *variant = sample_variants[variant_of(node, adds)];
     SampleKey key = {.name = variant ? variant : node->op->name};
     double *size = key.size;
     if (node_gemm(node, &size[0], &size[1], &size[2])) {

@@ -29,6 +29,9 @@ typedef struct {
 
 SampleKey sample_key(const Node *node, bool adds);
 
+/* The names that are no operation's but of one with something besides; NULL-terminated. */
+extern const char *const sample_variants[];
+
 /* Is it added to what is there: behind the first micro-batch of several, or always? */
 bool node_adds(const Node *node, bool is_behind_first);
 
@@ -49,6 +52,9 @@ typedef struct {
 
 /* From the arena. An empty text has none. */
 Status samples_read(const char *text, Arena *arena, Samples *samples, Error *error);
+
+/* Are all of them of operations that programs have, by as many sizes? `key` is where they were written. */
+Status samples_check_operations(const Samples *samples, const char *key, Error *error);
 
 /* Those of a name; NULL: there are none. */
 const SampleGroup *samples_group(const Samples *samples, const char *name);

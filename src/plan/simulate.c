@@ -79,10 +79,10 @@ typedef struct {
     int n_comms;
     const void **flight; /* under way in this part, by what start and wait share, and until when */
     double *flight_end;
-    int n_flights;
-    double *node_end; /* of nodes on other lanes */
-    double computed;  /* since all ranks of the host have met */
-    double sent_at;   /* the last message to another stage; below 0: there is none */
+    int n_flights, n_looked_at; /* behind these none was looked at to see whether it is over */
+    double *node_end;           /* of nodes on other lanes */
+    double computed;            /* since all ranks of the host have met */
+    double sent_at;             /* the last message to another stage; below 0: there is none */
     PartTime time;
     SimulatedNode *events;
     int n_events;
@@ -157,7 +157,21 @@ static void move(PartClock *clock, const Node *node) {
     clock->flight_end[clock->n_flights++] = end;
 }
 
+/* What is over keeps nobody waiting. Looked at each time that as many again have begun, so that the list is as
+ * long as what is under way, not as the program. */
+static void forget_flights(PartClock *clock) {
+    int n = 0;
+    if (clock->n_flights < 2 * clock->n_looked_at + 64) return;
+    for (int i = 0; i < clock->n_flights; i++) {
+        if (clock->flight_end[i] <= clock->lane[0]) continue;
+        clock->flight[n] = clock->flight[i];
+        clock->flight_end[n++] = clock->flight_end[i];
+    }
+    clock->n_flights = clock->n_looked_at = n;
+}
+
 static void wait_for(PartClock *clock, const void *flights) {
+    forget_flights(clock);
     for (int i = clock->n_flights - 1; i >= 0; i--) {
         if (clock->flight[i] != flights) continue;
         double busy = clock->lane[0]; /* or another lane is */
@@ -495,16 +509,6 @@ Status step_times(const StepSchedule *schedule, const RankTimes *stages, double 
 
 /* ---- What is sent */
 
-static int axes_of(const PlannedGroup *group, const MeshShape *shape) {
-    int first[N_AXES], other[N_AXES], axes = 0;
-    mesh_coordinates(shape, group->member[0], first);
-    for (int i = 1; i < group->size; i++) {
-        mesh_coordinates(shape, group->member[i], other);
-        for (int axis = 0; axis < N_AXES; axis++) axes |= (first[axis] != other[axis]) << axis;
-    }
-    return axes;
-}
-
 static SentCount sent_by(const Node *node, const CommWork *work) {
     if (work->kind == TRAFFIC_MESSAGES || work->kind == TRAFFIC_SHIFTS)
         return (SentCount){work->n_bytes > 0.0 ? 1.0 : 0.0, work->n_bytes};
@@ -518,7 +522,7 @@ static void add_sent(SentCount *sum, SentCount sent, double n_times) {
     sum->n_bytes += n_times * sent.n_bytes;
 }
 
-SentTraffic rank_sent(const Links *links, const Program *program, const MeshShape *shape) {
+SentTraffic rank_sent(const Links *links, const Program *program) {
     SentTraffic traffic = {0};
     for (int i = 0; i < program->graph->n_nodes; i++) {
         const Node *node = program->graph->node[i];
@@ -527,7 +531,7 @@ SentTraffic rank_sent(const Links *links, const Program *program, const MeshShap
         GroupPlace place = links_place(links, work.group);
         double n_times = program_node_runs(program, node);
         SentCount sent = sent_by(node, &work);
-        int axes = axes_of(work.group, shape);
+        int axes = work.group->axes;
         traffic.n_operations[axes][work.kind] += n_times;
         add_sent(&traffic.axis[axes][work.kind], sent, n_times);
         add_sent(&traffic.link[place_link(&place)], sent, n_times);

@@ -96,6 +96,6 @@ typedef struct {
     SentCount link[N_LINKS];
 } SentTraffic;
 
-SentTraffic rank_sent(const Links *links, const Program *program, const MeshShape *shape);
+SentTraffic rank_sent(const Links *links, const Program *program);
 
 #endif

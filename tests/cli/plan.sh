@@ -99,6 +99,15 @@ sed '$a dtype = f99' small.ini >kind.ini
 refused '/machine kind.ini: .*f99/' plan --machine kind.ini
 sed '$a samples = linear:1,2=fast' small.ini >fast.ini
 refused '/fast.ini: samples: .linear:1,2=fast.: write/' plan --machine fast.ini
+# Samples that no instruction would ask for: of an operation that there is not, or by other sizes.
+for words in 'samples = add:8=1 linaer:64,64,64=1/samples: .*linaer.*did you mean .linear/' \
+    'samples = linear+activatoin:8,8,8=1/did you mean .linear.activation/' \
+    'busy-samples = layernrom:8=1/busy-samples: .*did you mean .layernorm/' \
+    'all-thread-samples = attention:64,64=1/all-thread-samples: .attention. with 2 numbers before its rate; write FLOPs/' \
+    'samples = linear:64=1/.linear. with 1 number before its rate; write rows/' 'samples = adamw:1,2,3=1/.adamw. with 3 numbers before its rate; write its bytes/'; do
+    sed "\$a ${words%%/*}" small.ini >word.ini
+    refused "/machine word.ini: .*${words#*/}" plan --machine word.ini
+done
 refused '/--draw x.png: pictures are SVG/' plan --draw x.png
 refused '/12 ranks are 4 more than the 8 devices/' plan --machine small.ini --gpus 12
 refused '/--device cpu and machine a100, which has GPUs/' plan --machine a100 --device cpu
@@ -301,6 +310,43 @@ pgpt plan --model nano --machine slow.ini --batch 2 --sequence 32 --tune --measu
 awk '/^tflops-32 =/ { rate[FILENAME] = $3 } /^samples =/ { split($3, word, "="); sample[FILENAME] = word[2] }
      END { a = rate["corrected/machine.ini"] / rate["slow.ini"]; b = sample["corrected/machine.ini"] / 1e-3
            exit !(a > 10 && a / b < 1.01 && b / a < 1.01) }' slow.ini corrected/machine.ini || fail "$(cat corrected/machine.ini)"
+# What is only of several ranks along an axis is asked of the layouts, before there is one.
+for words in '--compress int8/--compress int8 .*--dp' '--compress int8 --tp 2/--tp 2 --dp 2' '--schedule zb-v/--pp . .*--schedule zb-v' \
+    '--tp-style row/--tp-style row --tp' '--chunks 2/--chunks 2'; do
+    # shellcheck disable=SC2086
+    pgpt plan --model mini --machine h100 --gpus 4 --batch 16 --tune ${words%%/*}
+    grep -q '^ 1  mpirun' out || fail "no layout with $words"
+    grep '^ *[0-9]*  mpirun' out | grep -Evq -e "${words#*/}" && fail "a layout without $words: $(cat out)"
+done
+pgpt plan --model nano --machine cpu --gpus 2 --batch 4 --tune --sync local
+grep '^ *[0-9]*  mpirun' out | grep -q -e '--zero' && fail "--sync local with --zero is none: $(cat out)"
+# --offload auto: as little as fits on the machine, and activations where the optimizer keeps nothing.
+pgpt plan --machine h100 --print-machine
+{ grep -v '^memory-gib' out && echo 'memory-gib = 4'; } >tight.ini
+automatic() { # PATTERN OPTION...
+    pgpt plan --machine tight.ini --no-background-save --micro-batch 8 --offload auto "${@:2}"
+    grep -q 'DOES NOT FIT' out && fail "--offload auto ${*:2}: $(cat out)"
+    grep -Eq -e "$1" out || fail "--offload auto ${*:2}: $(cat out)"
+}
+automatic ', offload optimizer to .*, [0-9]+ % of it stays$' --model gpt2 --batch 8
+automatic ', offload activations to ' --model gpt2 --batch 64 --optimizer sgd --momentum 0 --dtype f32
+automatic ' of up to 8 a rank$' --model mini --batch 8
+# And the search takes it for leave to offload, as where nobody says.
+for words in '' '--offload auto'; do
+    # shellcheck disable=SC2086
+    pgpt plan --machine tight.ini --model gpt2 --batch 32 --recompute 0 --micro-batch 8 --no-background-save --tune $words
+    grep '^ 1  pgpt train' out | sed 's/ --offload auto//' >"line${words##* }"
+done
+grep -q -e '--offload optimizer' line || fail "$(cat line)"
+cmp line lineauto || fail "$(cat line lineauto)"
+# Heads that ranks of tp would share, in blocks with scales: no line has them, and a plan says what a run does.
+heads=(--model nano --heads 4 --kv-heads 2 --channels 80 --batch 16)
+pgpt plan "${heads[@]}" --machine h100 --gpus 4 --tune --moments 8bit
+grep -Eq -e 'mpirun.* --tp 4' out && fail "$(cat out)"
+for words in '--moments 8bit --tp 4' '--moments 8bit --tp 4 --tune' '--compress int8 --tp 4 --dp 2' '--compress int8 --tp 4 --dp 2 --tune'; do
+    # shellcheck disable=SC2086
+    refused '/end within them; choose .*, or --tp 2 at most/' plan "${heads[@]}" --machine h100 --gpus "$([[ $words == *dp* ]] && echo 8 || echo 4)" $words
+done
 # A text with words of a shell in its name is a name.
 cp "$SOURCE_ROOT/README.md" 'a; touch struck'
 pgpt plan --model nano --machine cpu --batch 2 --sequence 32 --tokenizer char --data 'a; touch struck' --tune --measure 1

@@ -152,6 +152,10 @@ grep -q ', 0 differ' out || fail "verify: $(cat out)"
 pgpt train "${options[@]}" --steps 6 --out auto --offload auto:file=disk
 grep -q 'offload: nothing, for everything fits' err || fail "auto: $(cat err)"
 
+# Where a run does not fit, what an optimizer that keeps nothing has is no reason to stop: activations are next.
+refused '/this run needs .*iB .*are free/' train "${options[@]}" --out x --offload auto:file=disk --optimizer sgd --momentum 0 \
+    --batch 16777216 --micro-batch 16777216
+
 # A trace shows what each way is busy with.
 pgpt train "${options[@]}" --steps 3 --out traced --trace "${away[@]}"
 for way in out in; do grep -q "\"moves $way\"" traced/trace.json || fail "the trace has no track of moves $way"; done

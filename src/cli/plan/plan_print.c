@@ -46,6 +46,13 @@ static AllSent sent_by_all(const PlanFigures *figures, int axes, int kind) {
 
 /* ---- What it is */
 
+static void print_offload(const Offload *offload) {
+    char text[640];
+    if (!offload_is_on(offload)) return;
+    printf(", offload %s", offload_text(offload, text, sizeof text));
+    if (offload->share > 0.0) printf(", %.0f %% of it stays", 100.0 * offload->share);
+}
+
 static void print_run(const PlanRun *plan, const PlanFigures *figures) {
     const TrainCommand *values = &plan->train.values;
     const Machine *machine = &plan->machine.machine;
@@ -69,6 +76,7 @@ static void print_run(const PlanRun *plan, const PlanFigures *figures) {
         printf(", schedule %s in %s a stage", schedule_info(figures->schedule.kind)->name,
                format_things(figures->schedule.shape.n_chunks, "chunk").text);
     if (values->parallel.zero) printf(", ZeRO %lld", (long long)values->parallel.zero);
+    print_offload(&figures->rank[figures->most].offload);
     if (values->train.recompute == RECOMPUTE_SELECTIVE) printf(", selective recomputation");
     else if (values->train.recompute == 1) printf(", of each block its input kept");
     else if (values->train.recompute)
@@ -413,6 +421,11 @@ static void add_layout(json_t *object, const PlanRun *plan, const PlanFigures *f
     json_object_set_new(object, "chunks",
                         has_stages ? json_integer(figures->schedule.shape.n_chunks) : json_null());
     json_object_set_new(object, "zero", json_integer(values->parallel.zero));
+    const Offload *offload = &figures->rank[figures->most].offload;
+    char away[640] = "";
+    if (offload_is_on(offload)) offload_text(offload, away, sizeof away);
+    json_object_set_new(object, "offload", json_string(away));
+    json_object_set_new(object, "offload_share", json_real(offload->share));
     json_object_set_new(object, "recompute",
                         json_string(recompute_text(values->train.recompute, recompute, sizeof recompute)));
     json_object_set_new(object, "recompute_blocks", json_integer(values->train.recompute_blocks));

@@ -12,9 +12,10 @@
 
 _Static_assert(offsetof(SparseAttentionAttributes, heads) == 0, "attributes begin with those of attention");
 
-static bool check_mask(Graph *graph, const Tensor *qkv, const AttentionMask *mask) {
+/* `most`: attention_blocks_of the pattern. */
+static bool check_mask(Graph *graph, const Tensor *qkv, const AttentionMask *mask, int64_t most) {
     int64_t B = qkv->shape.dim[0], T = qkv->shape.dim[1];
-    int64_t words = attention_block_words(T, attention_blocks_of(&mask->pattern, T));
+    int64_t words = attention_block_words(T, most);
     return graph_check(graph,
                        mask->blocks->dtype == DTYPE_I32 && mask->blocks->shape.n_dims == 2 &&
                            mask->blocks->shape.dim[0] == (mask->starts ? B : 1) &&
@@ -28,11 +29,13 @@ static bool check_mask(Graph *graph, const Tensor *qkv, const AttentionMask *mas
 
 Tensor *op_sparse_attention(Graph *graph, Tensor *qkv, Tensor *random, const AttentionMask *mask,
                             const AttentionAttributes *a) {
+    int64_t most = attention_blocks_of(&mask->pattern, qkv->shape.dim[1]);
     if (!reference_check_heads(graph, "sparse attention", qkv, a->n_heads, a->n_kv_heads, a->head_size) ||
-        !attention_check_dropout(graph, "sparse attention", qkv, a, random) || !check_mask(graph, qkv, mask))
+        !attention_check_dropout(graph, "sparse attention", qkv, a, random) ||
+        !check_mask(graph, qkv, mask, most))
         return graph->nothing;
     int64_t B = qkv->shape.dim[0], T = qkv->shape.dim[1];
-    SparseAttentionAttributes attributes = {*a, mask->pattern, attention_blocks_of(&mask->pattern, T)};
+    SparseAttentionAttributes attributes = {*a, mask->pattern, most};
     Tensor *y = graph_tensor(graph, PLACE_ACTIVATION, qkv->dtype,
                              SHAPE(B, T, (int64_t)a->n_heads * a->head_size), "%s.attention", qkv->name);
     Tensor *lse =

@@ -60,7 +60,7 @@ static bool is_settled(const OffloadPass *pass, const OffloadTurns *turns, const
         for (int k = 0; k < node->n_outputs && !offload_cuts(pass, node); k++)
             if (overlap(node->output[k], tensor)) return false;
     }
-    for (const OffloadTurn *before = turns->turn; before < turn; before++) {
+    for (const OffloadTurn *before = turns->turn + turns->n_done; before < turn; before++) {
         for (int k = 0; k < before->node->n_outputs && !before->was_run && before->node != turn->node; k++)
             if (overlap(before->node->output[k], tensor)) return false;
     }
@@ -239,6 +239,8 @@ static void run_turn(OffloadPass *pass, const OffloadTurns *turns, int number) {
     update->phase = node->phase;
     take_back(pass, number, turn);
     turn->was_run = true;
+    OffloadTurns *own = &pass->turns[turns - pass->turns];
+    while (own->n_done < own->n && own->turn[own->n_done].was_run) own->n_done++;
     int ahead = number + pass->slots.n - 1;
     if (ahead < turns->n) begin_turn(pass, turns, ahead, false);
     graph->regimes = regimes;
@@ -270,7 +272,7 @@ static void begin_turns(OffloadPass *pass, const OffloadTurns *turns) {
 /* In the place of an update. */
 void offload_run_turns(OffloadPass *pass, const Node *node) {
     const OffloadTurns *turns = &pass->turns[node->section];
-    int first = 0;
+    int first = turns->n_done;
     while (first < turns->n && (turns->turn[first].node != node || turns->turn[first].was_run)) first++;
     if (first == 0) {
         bring_small(pass, turns, node);

@@ -29,6 +29,7 @@ typedef struct {
 typedef struct {
     OffloadTurn *turn;
     int n;
+    int n_done; /* the first of them, all of which have run */
 } OffloadTurns;
 
 typedef struct {
