@@ -52,8 +52,8 @@ extern "C" {
 /* ---- Version */
 
 #define PGPT_VERSION_MAJOR  0
-#define PGPT_VERSION_MINOR  10
-#define PGPT_VERSION_PATCH  1
+#define PGPT_VERSION_MINOR  11
+#define PGPT_VERSION_PATCH  0
 #define PGPT_VERSION_NUMBER (PGPT_VERSION_MAJOR * 10000 + PGPT_VERSION_MINOR * 100 + PGPT_VERSION_PATCH)
 
 /* Of the library that is there when the program runs: "0.1.0", with the commit where it is not a release;

@@ -116,8 +116,9 @@ struct Tensor {
      * turns at being the one and the other (executor_swap_twins). NULL: it has none. */
     Tensor *twin;
     bool
-        lies_first; /* in front of what else is in its place: programs that share a memory all find it there */
-    bool is_paged;  /* begins at a page of memory, with room for whole pages: a file is read into it */
+        /* in front of what else is in its place: programs that share a memory all find it there */
+        lies_first;
+    bool is_paged; /* begins at a page of memory, with room for whole pages: a file is read into it */
 };
 
 enum { NODE_MAX_INPUTS = 8, NODE_MAX_OUTPUTS = 5, NO_BLOCK = -1 };

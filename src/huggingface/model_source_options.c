@@ -29,8 +29,8 @@ Status model_source_set_options(const ModelSource *source, Options *options, Err
                    *asked;
         bool is_name = strcmp(spec->name, "model") == 0;
         if (is_name && !is_plain(text)) continue;
-        /* The name says nothing beyond the sizes; dropout, capacity and the losses of routers, which a run may
-         * change too, are a matter of the training. */
+        /* The name says nothing beyond the sizes; dropout, capacity and the losses of routers, which a run
+         * may change too, are a matter of the training. */
         bool is_free = is_name || !(spec->flags & OPTION_FIXED);
         if (!is_free && is_contradicted(options, spec, text, &arena, &asked)) {
             error_user(error, "%s has --%s %s, not %s; leave out --%s%s", source->path, spec->name, text,

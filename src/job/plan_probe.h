@@ -22,8 +22,8 @@ typedef struct {
 /* Of layouts with these tp, cp, ep, micro-batch, recompute and precision, with a pipeline or without. */
 Status plan_probe(PlanRun *plan, const PlanLayout *layout, ProbeCost *cost, Error *error);
 
-/* Compressed sums keep errors, pack and unpack, and ranks that exchange in a way of their own do so between each
- * other: no program of one rank has that, so that probes are of two, and it is part of the update. */
+/* Compressed sums keep errors, pack and unpack, and ranks that exchange in a way of their own do so between
+ * each other: no program of one rank has that, so that probes are of two, and it is part of the update. */
 bool plan_has_own_sums(const PlanRun *plan);
 
 #endif

@@ -1,9 +1,9 @@
 /* A job of few ranks is planned rank by rank. In a larger one most ranks of a stage are alike: along an axis
  * they differ where something does not divide (heads, sequences, experts, shards), of which the first have
- * more, and the first of all takes samples and saves. Where one kind of rank ends and the next begins is found
- * along each axis by bisection, on the first and the last stage; ranks of a stage are of one kind if they are
- * along every axis. Where that were more programs than can be built in no time, a stage has its first rank,
- * which has most, and its most frequent kinds. */
+ * more, and the first of all takes samples and saves. Where one kind of rank ends and the next begins is
+ * found along each axis by bisection, on the first and the last stage; ranks of a stage are of one kind if
+ * they are along every axis. Where that were more programs than can be built in no time, a stage has its
+ * first rank, which has most, and its most frequent kinds. */
 #include "job/plan_ranks.h"
 
 #include "parallel/comm_attributes.h"

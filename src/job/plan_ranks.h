@@ -1,6 +1,7 @@
 /* The ranks of a planned run: one of each kind is built, the others are like it.
  *
- *     TRY(plan_ranks(plan, &figures, times, error));       // figures.rank, times of the first rank of every stage
+ *     // figures.rank, times of the first rank of every stage
+ *     TRY(plan_ranks(plan, &figures, times, error));
  *     PlanSums sums = plan_sums(&figures);                 // of all ranks together */
 #ifndef PGPT_JOB_PLAN_RANKS_H
 #define PGPT_JOB_PLAN_RANKS_H

@@ -242,8 +242,8 @@ static Status tune_ranks(PlanRun *plan, const TuneOptions *options, FoundLayouts
 
 /* ---- Fewer devices
  *
- * Numbers that divide badly, or batches that are too small for all, can leave devices with less to do than they
- * cost: then the fastest layouts have fewer. Those of one host's cores are no devices of their own. */
+ * Numbers that divide badly, or batches that are too small for all, can leave devices with less to do than
+ * they cost: then the fastest layouts have fewer. Those of one host's cores are no devices of their own. */
 
 enum { MOST_FEWER = 64, MOST_WORSE = 2 };
 

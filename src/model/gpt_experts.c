@@ -60,7 +60,8 @@ static Tensor *record_logits(GptWriter *r, Tensor *h, ParameterRole role, int bl
     return op_parallel_copy(graph, r->split.cp, op_parallel_sum(graph, r->split.cp, placed));
 }
 
-/* On ranks that others report for, zeros, in every step: an evaluation has the same memory for what it keeps. */
+/* On ranks that others report for, zeros, in every step: an evaluation has the same memory for what it
+ * keeps. */
 static void record_report(GptWriter *r, Tensor *logits, Tensor *noise, Tensor *bias, const Routes *routes,
                           int block, const RouteAttributes *attributes) {
     int64_t n = attributes->n_experts + N_ROUTE_COUNTS;

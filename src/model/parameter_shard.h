@@ -49,8 +49,9 @@ ShardHeads shard_heads(const ModelConfig *config, int n_ranks, int rank);
 /* The same number for ranks that hold the same key/value heads; of its own for one that has none. */
 int shard_heads_group(const ModelConfig *config, int n_ranks, int rank);
 
-/* Ranks that hold the same key/value heads have queries of their own in front of them. Are those heads whole in
- * blocks of n_block elements, which are then the same on all of them? And do they begin at the same element? */
+/* Ranks that hold the same key/value heads have queries of their own in front of them. Are those heads whole
+ * in blocks of n_block elements, which are then the same on all of them? And do they begin at the same
+ * element? */
 bool shard_heads_fill_blocks(const ModelConfig *config, int n_ranks, int64_t n_block);
 bool shard_heads_begin_alike(const ModelConfig *config, int n_ranks);
 

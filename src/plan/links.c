@@ -164,7 +164,7 @@ static double between_sizes(const SampleGroup *samples, const Sample *like, doub
         if (size <= bytes && (!below || size > below->size[SAMPLE_BYTES])) below = sample;
         if (size >= bytes && (!above || size < above->size[SAMPLE_BYTES])) above = sample;
     }
-    if (!below) return exp(log_seconds(above));
+    if (!below) return exp(log_seconds(above ? above : like)); /* `like` is one of them: there is one */
     if (!above) return exp(bytes - below->rate);
     double span = above->size[SAMPLE_BYTES] - below->size[SAMPLE_BYTES];
     double part = span > 0.0 ? (bytes - below->size[SAMPLE_BYTES]) / span : 0.0;

@@ -157,8 +157,8 @@ static void move(PartClock *clock, const Node *node) {
     clock->flight_end[clock->n_flights++] = end;
 }
 
-/* What is over keeps nobody waiting. Looked at each time that as many again have begun, so that the list is as
- * long as what is under way, not as the program. */
+/* What is over keeps nobody waiting. Looked at each time that as many again have begun, so that the list is
+ * as long as what is under way, not as the program. */
 static void forget_flights(PartClock *clock) {
     int n = 0;
     if (clock->n_flights < 2 * clock->n_looked_at + 64) return;
