@@ -298,19 +298,17 @@ Status plan_table(PlanRun *plan, Error *error) {
 /* A model of about so many parameters, as wide and deep as is usual: 64 channels a layer at 1B, more
  * above. */
 static Rung shape_for(double n_parameters, double vocabulary) {
-    double ratio = fmin(fmax(64.0 * pow(n_parameters / 1e9, 0.12), 48.0), 200.0), channels = 128.0,
-           layers = 1.0;
-    double least = INFINITY;
-    for (double C = 64.0; C <= 65536.0; C += C < 2048.0 ? 64.0 : 128.0) { /* whole heads */
-        double L = fmax(1.0, round(C / ratio));
+    double ratio = fmin(fmax(64.0 * pow(n_parameters / 1e9, 0.12), 48.0), 200.0), least = INFINITY;
+    Rung rung = {"model", 1, 2, 128, 0.0};
+    for (int64_t channels = 64, head; channels <= 65536; channels += head) { /* whole heads */
+        double C = (double)channels, L = fmax(1.0, round(C / ratio));
         double apart = fabs(log(parameters_of(L, C, vocabulary) / n_parameters));
+        head = channels < 2048 ? 64 : 128;
         if (apart >= least) continue;
         least = apart;
-        channels = C;
-        layers = L;
+        rung = (Rung){"model", (int64_t)L, channels / head, channels, 0.0};
     }
-    int64_t head = channels < 2048.0 ? 64 : 128;
-    return (Rung){"model", (int64_t)layers, (int64_t)channels / head, (int64_t)channels, 0.0};
+    return rung;
 }
 
 Status plan_budget(PlanRun *plan, Error *error) {
