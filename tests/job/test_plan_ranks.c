@@ -99,7 +99,7 @@ static void check_messages(PlanRun *plan, const PlanFigures *figures) {
     for (int i = 0; i < figures->n_ranks_built; i++) {
         const RankFigures *rank = &figures->rank[i];
         int stage = rank->coordinate[AXIS_PP], ways = stage == 1 ? 4 : 2; /* in and out, on each side */
-        size_t wanted = (size_t)(ways * 2 * 32 * 40 * 4);
+        size_t wanted = (size_t)ways * 2 * 32 * 40 * 4;
         assert_true(rank->messages >= wanted &&
                     rank->messages <= wanted + 64); /* the norm's, of every stage */
         assert_true(rank->place[PLACE_STATE] >= rank->messages);
