@@ -6,18 +6,9 @@
 #include <string.h>
 
 /* Rounded to the nearest, ties to even, as every other program rounds. Infinities stay, a NaN stays one with
- * as much of its payload as fits. A finite number beyond the format's range becomes an infinity. */
+ * as much of its payload as fits. A finite number beyond the format's range becomes an infinity. bf16 goes
+ * without branches, so that a loop over a tensor becomes vectors: half.c has the idea. */
 uint16_t half_f16_from_f32(float value);
-static inline uint16_t half_bf16_from_f32(float value);
-
-/* Stochastic rounding: up or down by chance, in proportion to where the number lies between its two
- * neighbours. `draw` is random in all its bits. The mean of many such roundings is the number itself, so that
- * small updates of a 16-bit weight add up. */
-uint16_t half_f16_stochastic(float value, uint32_t draw);
-uint16_t half_bf16_stochastic(float value, uint32_t draw);
-
-/* Rounding adds just under half of the last kept place, and one more when that place is odd. Without
- * branches, so that a loop over a tensor becomes vectors. */
 static inline uint16_t half_bf16_from_f32(float value) {
     const uint32_t infinite = 0x7F800000u, quiet = 0x0040, fraction = 0x007F;
     uint32_t bits;
@@ -26,6 +17,12 @@ static inline uint16_t half_bf16_from_f32(float value) {
     uint32_t rounded = (bits + 0x7FFFu + (high & 1u)) >> 16;
     return (uint16_t)((bits & 0x7FFFFFFFu) > infinite ? nan : rounded);
 }
+
+/* Stochastic rounding: up or down by chance, in proportion to where the number lies between its two
+ * neighbours. `draw` is random in all its bits. The mean of many such roundings is the number itself, so that
+ * small updates of a 16-bit weight add up. */
+uint16_t half_f16_stochastic(float value, uint32_t draw);
+uint16_t half_bf16_stochastic(float value, uint32_t draw);
 
 /* Exact. */
 static inline float half_bf16_to_f32(uint16_t brain) {

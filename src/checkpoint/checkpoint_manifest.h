@@ -35,9 +35,7 @@ Status manifest_read(const char *path, Manifest *manifest, Arena *arena, Error *
 typedef struct {
     int64_t step;
     const char *name, *path;
-    bool
-        /* after checkpoint_inspect: the manifest is sound, and its files are there in their sizes */
-        is_complete;
+    bool is_complete;       /* after checkpoint_inspect: sound, and its files are there in their sizes */
     double validation_loss; /* likewise; NAN when it was not measured */
 } CheckpointEntry;
 

@@ -106,10 +106,8 @@ typedef struct {
  * be NULL: comm.c then does it by messages. */
 typedef struct CommTable {
     const char *name;
-    bool counts_only; /* moves nothing: data may be NULL and is not touched; needs no cutting into pieces */
-    bool
-        /* start and finish leave everything to a device's queues: they can be recorded there */
-        only_enqueues;
+    bool counts_only;   /* moves nothing: data may be NULL and is not touched; needs no cutting into pieces */
+    bool only_enqueues; /* start and finish leave all to a device's queues: they can be recorded there */
 
     /* Point to point. Messages between two ranks with the same tag arrive in order; a receive's size is its
      * message's. */

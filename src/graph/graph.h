@@ -115,9 +115,8 @@ struct Tensor {
     /* Of a home that an update reads and does not overwrite: where the new numbers go, as large. The two take
      * turns at being the one and the other (executor_swap_twins). NULL: it has none. */
     Tensor *twin;
-    bool
-        /* in front of what else is in its place: programs that share a memory all find it there */
-        lies_first;
+    /* In front of what else is in its place: programs that share a memory all find it there. */
+    bool lies_first;
     bool is_paged; /* begins at a page of memory, with room for whole pages: a file is read into it */
 };
 
@@ -140,9 +139,7 @@ struct Node {
     bool is_from_stored; /* what it makes of another output it makes of that as stored: as is done again */
     bool is_last_only;   /* runs in the last micro-batch of a step only */
     bool is_not_last;    /* runs in all micro-batches of a step but the last */
-    bool
-        /* its inputs are parameters as they were before this update (MicroBatch.version) */
-        is_of_last_version;
+    bool is_of_last_version; /* its inputs are parameters before this update (MicroBatch.version) */
     bool is_on_host;   /* a device with memory of its own leaves it to the host's kernels, in PLACE_HOST */
     int regimes;       /* in which steps it runs, bits REGIME_...; 0: in all */
     bool is_passed_by; /* autograd records nothing for it: another node's rule stands for it */

@@ -56,10 +56,9 @@ typedef struct {
     int n_best;    /* that are wanted */
     int n_plans;   /* at most; 0: as many as it takes, up to 60 */
     int n_threads; /* 0: one a core; the result is the same */
-    bool
-        /* the usual choices only: no cp, ZeRO 0, 1 and 3, recompute all, what is cheap, or nothing, 1f1b and
-         * interleaved */
-        is_quick;
+    /* The usual choices only: no cp, ZeRO 0, 1 and 3, recompute all, what is cheap, or nothing, 1f1b and
+     * interleaved. */
+    bool is_quick;
 } TuneOptions;
 
 typedef struct {

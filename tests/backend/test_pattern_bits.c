@@ -1,5 +1,5 @@
 /* The words by which GPU kernels mask tiles, against the definition of the patterns: every pair of a query and
- * a key, and starts of documents. */
+ * a key, starts of documents, and bands. */
 #include "backend/cuda/sparse/pattern_bits.h"
 
 #include <setjmp.h>
@@ -57,7 +57,29 @@ static void test_all_pairs(void **state) {
     }
 }
 
+/* Tiles anywhere: of a pattern with bands the same bits, and a pattern without is told. */
+static void test_bands(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof PATTERNS / sizeof PATTERNS[0]; i++) {
+        const AttentionPattern *pattern = &PATTERNS[i];
+        assert_int_equal(pattern_has_bands(pattern),
+                         pattern->kind != PATTERN_FIXED && pattern->kind != PATTERN_BIGBIRD);
+        for (int32_t q = 0; q < N_POSITIONS && pattern_has_bands(pattern); q += 32) {
+            for (int32_t k = 0; k <= q + 32; k += 32) {
+                uint64_t band[2] = {pattern_band_word(pattern, q - k, false),
+                                    pattern_band_word(pattern, q - k, true)};
+                for (int32_t bit = 0; bit < PATTERN_BITS * PATTERN_BITS; bit++) {
+                    int32_t row = bit / PATTERN_BITS, key = bit % PATTERN_BITS,
+                            x = PATTERN_BITS - 1 - row + key;
+                    bool seen = band[x / PATTERN_BITS] >> x % PATTERN_BITS & 1;
+                    assert_int_equal(seen, pattern_sees(pattern, q + row, k + key));
+                }
+            }
+        }
+    }
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_all_pairs)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_all_pairs), cmocka_unit_test(test_bands)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

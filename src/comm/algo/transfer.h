@@ -31,9 +31,7 @@ typedef struct {
     int to;
     Span in; /* received, from this rank; must not overlap `out` unless it goes elsewhere */
     int from;
-    bool
-        /* what arrives is put together with what is there (+, max, min); otherwise it takes its place */
-        combine;
+    bool combine; /* what arrives is put together with what is there (+, max, min); else it takes its place */
     void
         *elsewhere; /* it is left here, not in the vector; NULL: in the vector. Not together with `combine` */
 } Transfer;

@@ -14,9 +14,8 @@
  * next item if need be. Who computes an item does not matter to its bits. Results leave by TMA, out of the
  * item's rows, while the next item is computed.
  *
- * Of a step that is seen in part, what is seen is a word of 64 keys for each query. Where it depends on the
- * distance from query to key alone (dense, windows, strides; no documents), all of a tile's words are parts
- * of one string of 127 bits, its band.
+ * Of a step that is seen in part, what is seen is a word of 64 keys for each query, or the tile's band, where
+ * it has one (pattern_bits.h) and there are no documents.
  *
  * Who waits for whom: rows_full and full, for copies and what the producer wrote before; rows_empty and
  * empty, for both groups, those too that a step is nothing to. */
@@ -70,8 +69,7 @@ template <int HS> struct Boxes {
     char box[N][SPAN_BYTES];
 };
 
-/* Bit x of a tile's band: is a key seen that is 63 - x before a query, counted from the tile's first ones?
- * Query i sees key j by bit 63 - i + j. */
+/* Of a tile (pattern_bits.h). */
 typedef struct {
     alignas(16) uint64_t word[3]; /* the last one is 0 */
 } Band;
@@ -236,15 +234,13 @@ DEVICE bool next_step(ItemRow row[ITEM_GROUPS], int n_positions, ItemStep *step)
     return true;
 }
 
-/* By that warp, of a tile for each group. `distance` is from the tile's first key to its first query, of the
- * first group, and `more` to that of the second one. The last query sees the first word, and one in front of
- * them would see the second. */
+/* By that warp, of a tile for each group. `distance` is that of the first group's, and `more` what that of
+ * the second one has beside it. */
 DEVICE void make_bands(Band band[ITEM_GROUPS], const WalkRows &r, int distance, int more) {
-    int lane = (int)threadIdx.x % WARP, g = lane / 2, in_front = lane % 2;
+    int lane = (int)threadIdx.x % WARP, g = lane / 2, upper = lane % 2;
     if (g >= ITEM_GROUPS) return;
-    int query = distance + g * more + (in_front ? -1 : SPAN - 1);
-    band[g].word[in_front] = pattern_bits(&r.pattern, query, 0, 0);
-    if (in_front) band[g].word[2] = 0;
+    band[g].word[upper] = pattern_band_word(&r.pattern, distance + g * more, upper);
+    if (upper) band[g].word[2] = 0;
 }
 
 /* So many bits of a band from bit `first` on. */
@@ -447,8 +443,7 @@ static inline Items items_of(const CudaContext *context, const AttentionShape *s
     items.n_pairs = items.n_blocks / (ITEM_GROUPS * apart) * apart + (rest < apart ? rest : apart);
     items.n_items = (int)(items.n_pairs * s->n_sequences * n_heads);
     items.from_last = from_last;
-    items.has_bands = !m->starts && (pattern->kind == PATTERN_DENSE || pattern->kind == PATTERN_WINDOW ||
-                                     pattern->kind == PATTERN_STRIDED);
+    items.has_bands = !m->starts && pattern_has_bands(pattern);
     items.ticket = context->tickets;
     return items;
 }
@@ -473,6 +468,12 @@ static inline bool backward_call(BackwardCall *call, const CudaContext *context,
     return map_heads(&call->qkv, m->qkv, s, s->width) && map_heads(&call->y, m->y, s, s->y_width) &&
            map_heads(&call->dy, m->dy, s, s->y_width) && map_warp_rows(&call->dqkv, m->dqkv, s, s->width);
 }
+
+/* The statement, T being the type of numbers, HS the size of a head, and DROPS whether there is dropout. */
+#define FOR_ITEM_KIND(shape, T, HS, DROPS, ...)                                                              \
+    FOR_SHORT_TYPE(shape, T,                                                                                 \
+                   FOR_CONSTANT(HS, (shape)->head_size == SIZE, SIZE, 2 * SIZE,                              \
+                                FOR_CONSTANT(DROPS, (shape)->threshold != 0, true, false, __VA_ARGS__)))
 
 /* So many blocks of threads a multiprocessor; call.items says how much there is to do. */
 template <typename Call>

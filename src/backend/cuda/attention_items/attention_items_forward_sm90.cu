@@ -120,13 +120,16 @@ DEVICE void store_group(ForwardRows<HS, 1> &rows, const ForwardCall &c, Boxes<HS
 
 /* Two blocks on a multiprocessor are so many threads that each begins with 80 registers; the producer's group
  * gives most of its own to the others. */
+template <int HS, bool DROPS> struct Resident {
+    enum { N = HS == SIZE && !DROPS ? 2 : 1 };
+};
+
 template <typename T, int HS, bool DROPS>
-static __global__ void __launch_bounds__(ITEM_THREADS, HS == SIZE && !DROPS ? 2 : 1)
+static __global__ void __launch_bounds__(ITEM_THREADS, Resident<HS, DROPS>::N)
     items_forward_kernel(const __grid_constant__ ForwardCall c) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    enum { IS_ONE_OF_TWO = HS == SIZE && !DROPS };
     ForwardShared<HS> &shared = *(ForwardShared<HS> *)warpgroup_shared;
-    run_items<IS_ONE_OF_TWO ? 96 : 0, 48>(
+    run_items<Resident<HS, DROPS>::N == 2 ? 96 : 0, 48>(
         c.items, shared, STEP_ARRIVALS,
         [&](const Self &me, const ItemPlace &place, int k, int n, int &stored) {
             ForwardRows<HS, 1> rows;
@@ -148,16 +151,6 @@ static __global__ void __launch_bounds__(ITEM_THREADS, HS == SIZE && !DROPS ? 2 
 
 /* ---- on the host's side ---- */
 
-template <typename T, int HS, bool DROPS>
-static cudaError_t launch(const CudaContext *context, const ForwardCall &c) {
-    return launch_items(items_forward_kernel<T, HS, DROPS>, context, HS == SIZE && !DROPS ? 2 : 1,
-                        sizeof(ForwardShared<HS>), c);
-}
-template <typename T, int HS>
-static cudaError_t launch(const CudaContext *context, const ForwardCall &c, bool drops) {
-    return drops ? launch<T, HS, true>(context, c) : launch<T, HS, false>(context, c);
-}
-
 Status attention_items_forward(const CudaContext *context, const AttentionShape *s, const AttentionMemory *m,
                                const AttentionLists *lists, Error *error) {
     ForwardCall c = {};
@@ -166,9 +159,9 @@ Status attention_items_forward(const CudaContext *context, const AttentionShape 
     c.walk = list_walk(s, m, lists);
     cudaError_t code = cudaErrorNotSupported;
     if (map_heads(&c.qkv, m->qkv, s, s->width) && map_warp_rows(&c.y, m->y, s, s->y_width)) {
-        FOR_SHORT_TYPE(s, T, {
-            code = s->head_size == SIZE ? launch<T, SIZE>(context, c, s->threshold != 0)
-                                        : launch<T, 2 * SIZE>(context, c, s->threshold != 0);
+        FOR_ITEM_KIND(s, T, HS, DROPS, {
+            code = launch_items(items_forward_kernel<T, HS, DROPS>, context, Resident<HS, DROPS>::N,
+                                sizeof(ForwardShared<HS>), c);
         });
     }
     return cuda_check(code, "attention (items)", error);

@@ -232,20 +232,13 @@ static __global__ void __launch_bounds__(ITEM_THREADS, 1)
 
 /* ---- on the host's side ---- */
 
-template <typename T, int HS>
-static cudaError_t launch(const CudaContext *context, const BackwardCall &c, bool drops) {
-    return drops ? launch_items(items_keys_kernel<T, HS, true>, context, 1, sizeof(KeysShared<HS>), c)
-                 : launch_items(items_keys_kernel<T, HS, false>, context, 1, sizeof(KeysShared<HS>), c);
-}
-
 Status attention_items_keys(const CudaContext *context, const AttentionShape *s, const AttentionMemory *m,
                             const AttentionLists *lists, int n_skipped, Error *error) {
     BackwardCall c;
     cudaError_t code = cudaErrorNotSupported;
     if (backward_call(&c, context, s, m, lists, s->n_kv_heads, n_skipped, false)) {
-        FOR_SHORT_TYPE(s, T, {
-            code = s->head_size == SIZE ? launch<T, SIZE>(context, c, s->threshold != 0)
-                                        : launch<T, 2 * SIZE>(context, c, s->threshold != 0);
+        FOR_ITEM_KIND(s, T, HS, DROPS, {
+            code = launch_items(items_keys_kernel<T, HS, DROPS>, context, 1, sizeof(KeysShared<HS>), c);
         });
     }
     return cuda_check(code, "attention_backward (items, keys)", error);

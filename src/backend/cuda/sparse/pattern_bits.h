@@ -4,7 +4,10 @@
  *     (seen >> j & 1) == pattern_sees(&pattern, q, k_first + j) && k_first + j >= start
  *
  * A word takes a few instructions, whatever the pattern; asking for each of 64 keys takes some divisions
- * each. Plain C, so that a test compares all of it without a GPU. */
+ * each. Where the distance from query to key alone decides, all words of a tile are parts of one string of
+ * 127 bits, its *band*: bit x says whether a key is seen that is 63 - x before a query, counted from the
+ * tile's first ones, so that its query i sees its key j by bit 63 - i + j. Plain C, so that a test compares
+ * all of it without a GPU. */
 #ifndef PGPT_BACKEND_CUDA_SPARSE_PATTERN_BITS_H
 #define PGPT_BACKEND_CUDA_SPARSE_PATTERN_BITS_H
 
@@ -57,6 +60,18 @@ PATTERN_INLINE uint64_t pattern_bits(const AttentionPattern *pattern, int32_t q,
     else if (pattern->kind == PATTERN_FIXED) seen &= pattern_fixed_bits(number[0], number[1], q, k_first);
     else if (pattern->kind == PATTERN_BIGBIRD) seen &= pattern_bigbird_bits(pattern, q, k_first);
     return seen;
+}
+
+/* Has a tile a band? Where documents begin must not matter either. */
+PATTERN_INLINE bool pattern_has_bands(const AttentionPattern *pattern) {
+    return pattern->kind == PATTERN_DENSE || pattern->kind == PATTERN_WINDOW ||
+           pattern->kind == PATTERN_STRIDED;
+}
+
+/* Bits 0 to 63 of it, which the tile's last query sees, or, `upper`, those behind: one in front of its first
+ * query would see them. `distance` is from the tile's first key to its first query. */
+PATTERN_INLINE uint64_t pattern_band_word(const AttentionPattern *pattern, int32_t distance, bool upper) {
+    return pattern_bits(pattern, distance + (upper ? -1 : PATTERN_BITS - 1), 0, 0);
 }
 
 #endif
